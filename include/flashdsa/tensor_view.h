@@ -1,0 +1,136 @@
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "flashdsa/api.h"
+
+namespace flashdsa {
+
+/// Element types. Operations take few of them; the others exist so that a refusal can name them.
+enum class DType : std::uint8_t {
+  kBool,  ///< one byte, 0 or 1
+  kUInt8,
+  kInt8,
+  kUInt16,
+  kInt16,
+  kUInt32,
+  kInt32,
+  kUInt64,
+  kInt64,
+  kFloat16,
+  kBFloat16,
+  kFloat32,
+  kFloat64,
+};
+
+/// Bytes of one element.
+FLASHDSA_API std::size_t dtype_size(DType dtype) noexcept;
+
+/// Name as NumPy and PyTorch spell it: "bfloat16", "int32", ...
+FLASHDSA_API std::string_view dtype_name(DType dtype) noexcept;
+
+/// The upper half of an FP32 number.
+struct BFloat16 {
+  std::uint16_t bits = 0;
+
+  BFloat16() = default;
+
+  /// Rounds to nearest even; NaN stays NaN.
+  explicit BFloat16(float value) noexcept {
+    const auto word = std::bit_cast<std::uint32_t>(value);
+    const bool is_nan = (word & 0x7FFFFFFFu) > 0x7F800000u;
+    bits = is_nan ? static_cast<std::uint16_t>((word >> 16) | 0x40u)
+                  : static_cast<std::uint16_t>((word + 0x7FFFu + ((word >> 16) & 1u)) >> 16);
+  }
+
+  static BFloat16 from_bits(std::uint16_t bits) noexcept {
+    BFloat16 result;
+    result.bits = bits;
+    return result;
+  }
+
+  explicit operator float() const noexcept {
+    return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+  }
+};
+
+enum class DeviceKind : std::uint8_t { kCpu, kCuda };
+
+/// Where a tensor's memory lies.
+struct Device {
+  DeviceKind kind = DeviceKind::kCpu;
+  int index = 0;  ///< ordinal among the devices of this kind
+
+  friend bool operator==(const Device&, const Device&) = default;
+};
+
+/// "cpu" or "cuda:0".
+FLASHDSA_API std::string device_name(Device device);
+
+/// A typed, strided view of memory that somebody else owns; the C++ face of a DLPack tensor.
+/// Shape and strides count elements. An operation says for each argument which strides it takes.
+struct FLASHDSA_API TensorView {
+  static constexpr int kMaxRank = 8;
+
+  void* data = nullptr;  ///< element [0, ..., 0]; may be null when the tensor has no element
+  DType dtype = DType::kFloat32;
+  Device device;
+  int rank = 0;
+  std::array<std::int64_t, kMaxRank> shape{};
+  std::array<std::int64_t, kMaxRank> strides{};
+
+  /// A row-major (C-contiguous) view. `shape` has at most kMaxRank entries. Throws
+  /// Error(kValue) for a negative size or too many axes.
+  static TensorView contiguous(void* data, DType dtype, std::span<const std::int64_t> shape,
+                               Device device = {});
+  static TensorView contiguous(void* data, DType dtype, std::initializer_list<std::int64_t> shape,
+                               Device device = {});
+
+  std::int64_t elements() const noexcept;
+  std::size_t bytes() const noexcept { return static_cast<std::size_t>(elements()) * dtype_size(dtype); }
+  bool is_contiguous() const noexcept;
+
+  template <typename T>
+  T* as() const noexcept {
+    return static_cast<T*>(data);
+  }
+};
+
+/// "bfloat16 [8, 64, 576]", as error sentences print a tensor.
+FLASHDSA_API std::string describe(const TensorView& view);
+
+/// A contiguous tensor that owns its memory (shared between copies of the object). Results whose
+/// size only the library knows are returned as Tensors.
+class FLASHDSA_API Tensor {
+ public:
+  Tensor() = default;
+  Tensor(TensorView view, std::shared_ptr<void> storage)
+      : view_(view), storage_(std::move(storage)) {}
+
+  /// Uninitialised host memory, aligned to 64 bytes. Throws Error(kMemory).
+  static Tensor host(DType dtype, std::span<const std::int64_t> shape);
+  static Tensor host(DType dtype, std::initializer_list<std::int64_t> shape);
+
+  const TensorView& view() const noexcept { return view_; }
+  operator const TensorView&() const noexcept { return view_; }  // a Tensor is usable as its view
+
+  template <typename T>
+  std::span<T> span() const noexcept {
+    return {view_.as<T>(), static_cast<std::size_t>(view_.elements())};
+  }
+
+ private:
+  TensorView view_;
+  std::shared_ptr<void> storage_;
+};
+
+}  // namespace flashdsa

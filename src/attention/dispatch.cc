@@ -1,0 +1,36 @@
+#include "core/dispatch.h"
+
+#include <array>
+
+#include "attention/backends.h"
+
+namespace flashdsa::attention {
+namespace {
+
+constexpr std::array kForward = {
+    core::Implementation<ForwardParams>{
+        Backend::kCpu, [](const ForwardParams& p) { return cpu::refusal(p); }, cpu::forward},
+    core::Implementation<ForwardParams>{
+        Backend::kReference, [](const ForwardParams& p) { return reference::refusal(p); },
+        reference::forward},
+};
+
+constexpr std::array kBackward = {
+    core::Implementation<BackwardParams>{
+        Backend::kCpu, [](const BackwardParams& p) { return cpu::refusal(p); }, cpu::backward},
+    core::Implementation<BackwardParams>{
+        Backend::kReference, [](const BackwardParams& p) { return reference::refusal(p); },
+        reference::backward},
+};
+
+}  // namespace
+
+void dispatch_forward(const ForwardParams& params, const Runtime& runtime) {
+  core::dispatch<ForwardParams>("attention_forward", kForward, params, runtime);
+}
+
+void dispatch_backward(const BackwardParams& params, const Runtime& runtime) {
+  core::dispatch<BackwardParams>("attention_backward", kBackward, params, runtime);
+}
+
+}  // namespace flashdsa::attention

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <fmt/format.h>
+
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "flashdsa/error.h"
+#include "flashdsa/runtime.h"
+
+namespace flashdsa::core {
+
+/// One backend's way to do an operation. `refusal` answers "" when it takes the call, else why not.
+template <typename Params>
+struct Implementation {
+  Backend backend;
+  std::string (*refusal)(const Params&);
+  void (*run)(const Params&, const Runtime&);
+};
+
+/// Runs the first implementation (best first) that the runtime's backend choice allows and that
+/// takes the call. Throws Error(kUnavailable) with every reason when none does.
+template <typename Params>
+void dispatch(std::string_view operation, std::span<const Implementation<Params>> list,
+              const Params& params, const Runtime& runtime) {
+  std::string reasons;
+  for (const auto& implementation : list) {
+    if (runtime.backend != Backend::kAuto && runtime.backend != implementation.backend) continue;
+    const std::string reason = implementation.refusal(params);
+    if (reason.empty()) {
+      implementation.run(params, runtime);
+      return;
+    }
+    reasons += fmt::format("{}{}: {}", reasons.empty() ? "" : "; ",
+                           backend_name(implementation.backend), reason);
+  }
+  if (reasons.empty()) reasons = "not part of this build";
+  throw Error(ErrorCode::kUnavailable,
+              fmt::format("{}: no backend takes this call with backend {} ({})", operation,
+                          backend_name(runtime.backend), reasons));
+}
+
+}  // namespace flashdsa::core

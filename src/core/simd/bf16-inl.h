@@ -1,0 +1,71 @@
+// The vector layer of the CPU kernels: FP32 and BF16-pair vectors over Highway, for the one
+// instruction set this file is compiled for. Included only by kernels.cc files.
+//
+// BF16 matrices are walked as words of two neighbours of the contracted axis: the first in the low
+// half, the second in the high half. DotPairs multiplies such words and adds both products to an
+// FP32 lane, so a fixed order of words is a fixed order of additions.
+#pragma once
+
+#include <cstdint>
+
+#include "hwy/highway.h"
+// after highway.h
+#include "hwy/contrib/math/math-inl.h"
+
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
+
+namespace flashdsa::simd {
+namespace FLASHDSA_SIMD {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+// At most 16 lanes, so that the tiles' sizes are known when compiling.
+using FloatTag = hn::CappedTag<float, 16>;
+using WordTag = hn::Rebind<std::uint32_t, FloatTag>;
+using Floats = hn::Vec<FloatTag>;
+using Words = hn::Vec<WordTag>;
+
+inline constexpr FloatTag kFloat{};
+inline constexpr WordTag kWord{};
+inline constexpr int kLanes = static_cast<int>(hn::MaxLanes(FloatTag()));
+
+// The BF16 number in the low half of each word, as FP32.
+HWY_INLINE Floats LowFloats(Words words) {
+  return hn::BitCast(kFloat, hn::ShiftLeft<16>(words));
+}
+
+// The BF16 number in the high half.
+HWY_INLINE Floats HighFloats(Words words) {
+  return hn::BitCast(kFloat, hn::And(words, hn::Set(kWord, 0xFFFF0000u)));
+}
+
+// fma(low(a), low(b), fma(high(a), high(b), sum)) in FP32: the order of the AVX-512 instruction, so
+// that all sets with FMA give the same bits (BF16 subnormals aside, which the instruction flushes).
+HWY_INLINE Floats DotPairs(Words a, Words b, Floats sum) {
+#ifdef __AVX512BF16__
+  return Floats{_mm512_dpbf16_ps(sum.raw, (__m512bh)a.raw, (__m512bh)b.raw)};
+#else
+  return hn::MulAdd(LowFloats(a), LowFloats(b), hn::MulAdd(HighFloats(a), HighFloats(b), sum));
+#endif
+}
+
+// Upper halves of the FP32 numbers rounded to BF16 (nearest even), in the low half of each word.
+// NaN stays NaN.
+HWY_INLINE Words RoundToBf16(Floats values) {
+  const Words bits = hn::BitCast(kWord, values);
+  const Words odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(kWord, 1u));
+  const Words rounded = hn::Add(hn::Add(bits, hn::Set(kWord, 0x7FFFu)), odd);
+  const Words quiet = hn::Or(bits, hn::Set(kWord, 0x400000u));
+  const auto is_nan = hn::RebindMask(kWord, hn::Ne(values, values));
+  return hn::ShiftRight<16>(hn::IfThenElse(is_nan, quiet, rounded));
+}
+
+// Words of two BF16 numbers: `low` and `high` rounded.
+HWY_INLINE Words RoundToPairs(Floats low, Floats high) {
+  return hn::Or(RoundToBf16(low), hn::ShiftLeft<16>(RoundToBf16(high)));
+}
+
+}  // namespace FLASHDSA_SIMD
+}  // namespace flashdsa::simd

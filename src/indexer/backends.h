@@ -1,0 +1,25 @@
+#pragma once
+
+#include <string>
+
+#include "flashdsa/runtime.h"
+#include "indexer/params.h"
+
+namespace flashdsa::indexer {
+
+/// Each backend's functions. `refusal` returns "" when the backend takes the call, else the reason;
+/// `topk` computes and may throw Error(kMemory).
+namespace reference {
+std::string refusal(const TopkParams& params);
+void topk(const TopkParams& params, const Runtime& runtime);
+}  // namespace reference
+
+namespace cpu {
+std::string refusal(const TopkParams& params);
+void topk(const TopkParams& params, const Runtime& runtime);
+}  // namespace cpu
+
+/// Runs the best backend that takes the call. Throws Error(kUnavailable) when none does.
+void dispatch_topk(const TopkParams& params, const Runtime& runtime);
+
+}  // namespace flashdsa::indexer

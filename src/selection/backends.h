@@ -1,0 +1,24 @@
+#pragma once
+
+#include <string>
+
+#include "flashdsa/runtime.h"
+#include "selection/params.h"
+
+namespace flashdsa::selection {
+
+/// Each backend's functions. `refusal` returns "" when the backend takes the call, else the reason.
+namespace reference {
+std::string refusal(const CompactParams& params);
+void compact_and_sort(const CompactParams& params, const Runtime& runtime);
+}  // namespace reference
+
+namespace cpu {
+std::string refusal(const CompactParams& params);
+void compact_and_sort(const CompactParams& params, const Runtime& runtime);
+}  // namespace cpu
+
+/// Runs the best backend that takes the call. Throws Error(kUnavailable) when none does.
+void dispatch_compact_and_sort(const CompactParams& params, const Runtime& runtime);
+
+}  // namespace flashdsa::selection
