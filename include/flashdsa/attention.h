@@ -12,10 +12,11 @@ namespace flashdsa {
 /// last axis is contiguous; outputs are contiguous and overlap nothing. "real" is bfloat16 and
 /// "single" float32, or both float64 on the reference backend.
 struct SparseAttentionInputs {
-  TensorView q;             ///< real [T_q, H, D], H in 1..128
-  TensorView kv;            ///< real [T_k, 1, D], T_k < 2^31 - 1
-  TensorView topk_indices;  ///< int32 [T_q, 1, K], K in 1..2048; slots outside 0..T_k-1 do not count
-  double softmax_scale = 0;  ///< > 0 and finite, also in FP32
+  TensorView q;   ///< real [T_q, H, D], H in 1..128
+  TensorView kv;  ///< real [T_k, 1, D], T_k < 2^31 - 1
+  TensorView
+      topk_indices;  ///< int32 [T_q, 1, K], K in 1..2048; slots outside 0..T_k-1 do not count
+  double softmax_scale = 0;               ///< > 0 and finite, also in FP32
   std::optional<TensorView> topk_length;  ///< int32 [T_q]: only the first slots of a row exist
   std::optional<TensorView> attn_sink;    ///< single [H]: logit of a virtual key of value zero
 };
@@ -46,8 +47,8 @@ struct AttentionBackwardArgs : SparseAttentionInputs {
   TensorView lse;       ///< single [T_q, H], of the forward call
   TensorView grad_out;  ///< real [T_q, H, 512]
 
-  TensorView grad_q;   ///< out, real [T_q, H, D]
-  TensorView grad_kv;  ///< out, real or float32 [T_k, 1, D]
+  TensorView grad_q;                         ///< out, real [T_q, H, D]
+  TensorView grad_kv;                        ///< out, real or float32 [T_k, 1, D]
   std::optional<TensorView> grad_attn_sink;  ///< out, single [H]; needs attn_sink
 };
 
@@ -55,7 +56,8 @@ struct AttentionBackwardArgs : SparseAttentionInputs {
 /// dS = P * (dP - D) * softmax_scale:
 ///
 ///   grad_q[t,h,:] = sum_j dS * kv[i_j,:]
-///   grad_kv[s,:]  = sum over (t,h,j with i_j = s) of dS * q[t,h,:], plus P * grad_out[t,h,:] on the
+///   grad_kv[s,:]  = sum over (t,h,j with i_j = s) of dS * q[t,h,:], plus P * grad_out[t,h,:] on
+///   the
 ///                   first 512 channels
 ///   grad_attn_sink[h] = - sum_t P_sink * D
 ///
@@ -63,6 +65,7 @@ struct AttentionBackwardArgs : SparseAttentionInputs {
 /// its inputs hold. The host backends are deterministic and invariant in every mode.
 ///
 /// Throws as `attention_forward` does.
-FLASHDSA_API void attention_backward(const AttentionBackwardArgs& args, const Runtime& runtime = {});
+FLASHDSA_API void attention_backward(const AttentionBackwardArgs& args,
+                                     const Runtime& runtime = {});
 
 }  // namespace flashdsa

@@ -16,8 +16,8 @@ struct IndexerTopkArgs {
   TensorView index_k;       ///< real [T_k, 128], T_k < 2^31 - 1
   TensorView head_weights;  ///< float32 or bfloat16 (float64 beside float64) [T_q, H_index], scaled
                             ///< by the caller
-  TensorView starts;          ///< int32 [T_q], PackedMetadata::starts
-  TensorView causal_lengths;  ///< int32 [T_q], PackedMetadata::causal_lengths
+  TensorView starts;        ///< int32 [T_q], PackedMetadata::starts
+  TensorView causal_lengths;                     ///< int32 [T_q], PackedMetadata::causal_lengths
   std::optional<std::int64_t> total_key_tokens;  ///< PackedMetadata's T_k; must be index_k's rows
 
   TensorView topk_indices;                ///< out, int32 [T_q, 1, K], K in 1..2048

@@ -17,14 +17,14 @@ enum class QueryMode : std::uint8_t {
 /// Inputs of `prepare_packed_metadata`. SPEC section 2. All tensors are contiguous and lie on one
 /// device.
 struct PackedMetadataArgs {
-  TensorView cu_seqlens;             ///< int32 [N+1], real lengths, compact: 0, l0, l0+l1, ...
-  std::int64_t total_key_tokens = 0; ///< T_k, rows of the gathered and padded storage, 1..2^31-2
-  std::optional<std::int64_t> max_seqlen;         ///< must equal the largest real length
-  std::optional<TensorView> query_indices;        ///< int32 or int64 [T_q], storage positions of
-                                                  ///< the local rows; absent: all T_k rows
-  std::optional<TensorView> cu_seqlens_padded;    ///< int32 [N+1], storage boundaries; absent:
-                                                  ///< cu_seqlens
-  std::optional<TensorView> padding_mask;         ///< bool [T_q], true = padding
+  TensorView cu_seqlens;              ///< int32 [N+1], real lengths, compact: 0, l0, l0+l1, ...
+  std::int64_t total_key_tokens = 0;  ///< T_k, rows of the gathered and padded storage, 1..2^31-2
+  std::optional<std::int64_t> max_seqlen;       ///< must equal the largest real length
+  std::optional<TensorView> query_indices;      ///< int32 or int64 [T_q], storage positions of
+                                                ///< the local rows; absent: all T_k rows
+  std::optional<TensorView> cu_seqlens_padded;  ///< int32 [N+1], storage boundaries; absent:
+                                                ///< cu_seqlens
+  std::optional<TensorView> padding_mask;       ///< bool [T_q], true = padding
   QueryMode query_mode = QueryMode::kContiguous;
   bool lenient = false;  ///< allow documents of real length 0 (a tail of repeated boundaries)
 };
@@ -41,8 +41,8 @@ struct PackedMetadata {
   Tensor q_causal_offsets;  ///< int32 [S], document-relative position of a segment's first query
   std::optional<Tensor> key_source_indices;  ///< int64 [segment_cu_k[S]], storage row of every key
                                              ///< of the prefixes; absent when all rows are queries
-  std::int64_t max_seqlen_q = 0;  ///< longest segment in queries
-  std::int64_t max_seqlen_k = 0;  ///< longest segment in keys
+  std::int64_t max_seqlen_q = 0;             ///< longest segment in queries
+  std::int64_t max_seqlen_k = 0;             ///< longest segment in keys
   std::int64_t total_key_tokens = 0;
   bool all_rows_nonempty = false;  ///< every row has at least one key
 };
@@ -55,6 +55,7 @@ struct PackedMetadata {
 ///
 /// Throws Error(kType) for a wrong dtype, Error(kValue) for everything else that SPEC section 2
 /// lists. The results are new tensors on the device of `cu_seqlens`.
-FLASHDSA_API PackedMetadata prepare_packed_metadata(const PackedMetadataArgs& args, const Runtime& runtime = {});
+FLASHDSA_API PackedMetadata prepare_packed_metadata(const PackedMetadataArgs& args,
+                                                    const Runtime& runtime = {});
 
 }  // namespace flashdsa

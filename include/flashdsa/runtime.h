@@ -77,8 +77,9 @@ struct Runtime {
   SimdTarget simd = SimdTarget::kAuto;
   int threads = 0;     ///< threads of a host call; 0: hardware_threads()
   bool check = false;  ///< report bad tensor data (SPEC section 7) as Error(kData) with the row
-  std::size_t scratch_budget_bytes = std::size_t{256} << 20;  ///< upper bound of the indexer's scratch
-  Allocator* allocator = nullptr;  ///< null: aligned host memory
+  std::size_t scratch_budget_bytes = std::size_t{256}
+                                     << 20;  ///< upper bound of the indexer's scratch
+  Allocator* allocator = nullptr;            ///< null: aligned host memory
   Stream stream;
   Progress* progress = nullptr;  ///< null: not reported
   Usage* usage = nullptr;        ///< null: not reported

@@ -96,7 +96,9 @@ struct FLASHDSA_API TensorView {
                                Device device = {});
 
   std::int64_t elements() const noexcept;
-  std::size_t bytes() const noexcept { return static_cast<std::size_t>(elements()) * dtype_size(dtype); }
+  std::size_t bytes() const noexcept {
+    return static_cast<std::size_t>(elements()) * dtype_size(dtype);
+  }
   bool is_contiguous() const noexcept;
 
   template <typename T>

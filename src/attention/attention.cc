@@ -37,10 +37,16 @@ RealTypes types_beside(const TensorView& q) {
 void check_inputs(core::Validator& validator, const SparseAttentionInputs& args,
                   const RealTypes& types) {
   validator.check({
-      {"q", &args.q, {DType::kBFloat16, DType::kFloat64}, {kRows, kHeads, kHeadDim},
+      {"q",
+       &args.q,
+       {DType::kBFloat16, DType::kFloat64},
+       {kRows, kHeads, kHeadDim},
        Layout::kInnerContiguous},
       {"kv", &args.kv, types.real, {kKeys, 1, kHeadDim}, Layout::kInnerContiguous},
-      {"topk_indices", &args.topk_indices, {DType::kInt32}, {kRows, 1, kTopk},
+      {"topk_indices",
+       &args.topk_indices,
+       {DType::kInt32},
+       {kRows, 1, kTopk},
        Layout::kInnerContiguous},
       {"topk_length", core::optional_view(args.topk_length), {DType::kInt32}, {kRows}},
       {"attn_sink", core::optional_view(args.attn_sink), types.single, {kHeads}},
@@ -80,13 +86,15 @@ void check_selection(const char* operation, const attention::CommonParams& param
     std::int64_t length = params.topk;
     if (params.topk_length != nullptr) {
       length = params.topk_length[t];
-      core::check_data(length >= 0 && length <= params.topk, operation, "topk_length", t,
-                       [&] { return fmt::format("0..{}", params.topk); }, length);
+      core::check_data(
+          length >= 0 && length <= params.topk, operation, "topk_length", t,
+          [&] { return fmt::format("0..{}", params.topk); }, length);
     }
     const std::int32_t* row = params.topk_indices + t * params.topk_indices_row_stride;
     for (std::int64_t j = 0; j < length; ++j) {
-      core::check_data(row[j] >= -1 && row[j] < params.t_k, operation, "topk_indices", t,
-                       [&] { return fmt::format("-1..{} in slot {}", params.t_k - 1, j); }, row[j]);
+      core::check_data(
+          row[j] >= -1 && row[j] < params.t_k, operation, "topk_indices", t,
+          [&] { return fmt::format("-1..{} in slot {}", params.t_k - 1, j); }, row[j]);
     }
   }
 }
@@ -99,11 +107,19 @@ void attention_forward(const AttentionForwardArgs& args, const Runtime& runtime)
   const RealTypes types = types_beside(args.q);
   check_inputs(validator, args, types);
   validator.check({
-      {"out", &args.out, types.real, {kRows, kHeads, kValueDim}, Layout::kContiguous,
+      {"out",
+       &args.out,
+       types.real,
+       {kRows, kHeads, kValueDim},
+       Layout::kContiguous,
        Role::kOutput},
       {"lse", &args.lse, types.single, {kRows, kHeads}, Layout::kContiguous, Role::kOutput},
-      {"max_logits", core::optional_view(args.max_logits), types.single, {kRows, kHeads},
-       Layout::kContiguous, Role::kOutput},
+      {"max_logits",
+       core::optional_view(args.max_logits),
+       types.single,
+       {kRows, kHeads},
+       Layout::kContiguous,
+       Role::kOutput},
   });
   validator.check_outputs_disjoint();
 
@@ -126,14 +142,29 @@ void attention_backward(const AttentionBackwardArgs& args, const Runtime& runtim
   validator.check({
       {"out", &args.out, types.real, {kRows, kHeads, kValueDim}, Layout::kInnerContiguous},
       {"lse", &args.lse, types.single, {kRows, kHeads}, Layout::kInnerContiguous},
-      {"grad_out", &args.grad_out, types.real, {kRows, kHeads, kValueDim},
+      {"grad_out",
+       &args.grad_out,
+       types.real,
+       {kRows, kHeads, kValueDim},
        Layout::kInnerContiguous},
-      {"grad_q", &args.grad_q, types.real, {kRows, kHeads, kHeadDim}, Layout::kContiguous,
+      {"grad_q",
+       &args.grad_q,
+       types.real,
+       {kRows, kHeads, kHeadDim},
+       Layout::kContiguous,
        Role::kOutput},
-      {"grad_kv", &args.grad_kv, grad_kv_types, {kKeys, 1, kHeadDim}, Layout::kContiguous,
+      {"grad_kv",
+       &args.grad_kv,
+       grad_kv_types,
+       {kKeys, 1, kHeadDim},
+       Layout::kContiguous,
        Role::kOutput},
-      {"grad_attn_sink", core::optional_view(args.grad_attn_sink), types.single, {kHeads},
-       Layout::kContiguous, Role::kOutput},
+      {"grad_attn_sink",
+       core::optional_view(args.grad_attn_sink),
+       types.single,
+       {kHeads},
+       Layout::kContiguous,
+       Role::kOutput},
   });
   if (args.grad_attn_sink && !args.attn_sink) {
     validator.refuse("grad_attn_sink needs attn_sink, got none");

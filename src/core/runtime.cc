@@ -10,11 +10,16 @@ namespace flashdsa {
 
 std::string_view backend_name(Backend backend) noexcept {
   switch (backend) {
-    case Backend::kAuto: return "auto";
-    case Backend::kReference: return "reference";
-    case Backend::kCpu: return "cpu";
-    case Backend::kSm90: return "sm90";
-    case Backend::kSm80: return "sm80";
+    case Backend::kAuto:
+      return "auto";
+    case Backend::kReference:
+      return "reference";
+    case Backend::kCpu:
+      return "cpu";
+    case Backend::kSm90:
+      return "sm90";
+    case Backend::kSm80:
+      return "sm80";
   }
   return "unknown";
 }
@@ -23,8 +28,8 @@ std::vector<BackendStatus> backends() {
   return {
       {Backend::kSm90, false, "not part of this build"},
       {Backend::kSm80, false, "not part of this build"},
-      {Backend::kCpu, true, fmt::format("{}, {} threads", simd_target_name(simd_targets().front()),
-                                        hardware_threads())},
+      {Backend::kCpu, true,
+       fmt::format("{}, {} threads", simd_target_name(simd_targets().front()), hardware_threads())},
       {Backend::kReference, true, "float64, plain loops"},
   };
 }

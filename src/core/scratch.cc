@@ -39,8 +39,8 @@ Scratch::Scratch(const Runtime& runtime, std::size_t bytes, Device device)
   if (bytes_ == 0) return;
   data_ = allocator_of(runtime_).allocate(bytes_, device_, runtime_.stream);
   if (data_ == nullptr) {
-    throw Error(ErrorCode::kMemory, fmt::format("scratch: expected {} bytes on {}, got none", bytes_,
-                                                device_name(device_)));
+    throw Error(ErrorCode::kMemory, fmt::format("scratch: expected {} bytes on {}, got none",
+                                                bytes_, device_name(device_)));
   }
   count(runtime_.usage, bytes_);
 }

@@ -51,4 +51,28 @@ class Carver {
   std::size_t bytes_ = 0;
 };
 
+/// Scratch of a parallel loop: for each of `workers` threads two aligned pieces.
+class WorkerScratch {
+ public:
+  WorkerScratch(const Runtime& runtime, int workers, std::size_t first_bytes,
+                std::size_t second_bytes)
+      : first_bytes_(round_up(first_bytes)),
+        stride_(first_bytes_ + round_up(second_bytes)),
+        scratch_(runtime, stride_ * static_cast<std::size_t>(workers)) {}
+
+  void* first(int worker) const {
+    return static_cast<std::byte*>(scratch_.data()) + stride_ * static_cast<std::size_t>(worker);
+  }
+  void* second(int worker) const { return static_cast<std::byte*>(first(worker)) + first_bytes_; }
+
+ private:
+  static std::size_t round_up(std::size_t bytes) {
+    return (bytes + Carver::kAlignment - 1) / Carver::kAlignment * Carver::kAlignment;
+  }
+
+  std::size_t first_bytes_;
+  std::size_t stride_;
+  Scratch scratch_;
+};
+
 }  // namespace flashdsa::core

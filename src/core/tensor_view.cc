@@ -34,19 +34,32 @@ std::size_t dtype_size(DType dtype) noexcept {
 
 std::string_view dtype_name(DType dtype) noexcept {
   switch (dtype) {
-    case DType::kBool: return "bool";
-    case DType::kUInt8: return "uint8";
-    case DType::kInt8: return "int8";
-    case DType::kUInt16: return "uint16";
-    case DType::kInt16: return "int16";
-    case DType::kUInt32: return "uint32";
-    case DType::kInt32: return "int32";
-    case DType::kUInt64: return "uint64";
-    case DType::kInt64: return "int64";
-    case DType::kFloat16: return "float16";
-    case DType::kBFloat16: return "bfloat16";
-    case DType::kFloat32: return "float32";
-    case DType::kFloat64: return "float64";
+    case DType::kBool:
+      return "bool";
+    case DType::kUInt8:
+      return "uint8";
+    case DType::kInt8:
+      return "int8";
+    case DType::kUInt16:
+      return "uint16";
+    case DType::kInt16:
+      return "int16";
+    case DType::kUInt32:
+      return "uint32";
+    case DType::kInt32:
+      return "int32";
+    case DType::kUInt64:
+      return "uint64";
+    case DType::kInt64:
+      return "int64";
+    case DType::kFloat16:
+      return "float16";
+    case DType::kBFloat16:
+      return "bfloat16";
+    case DType::kFloat32:
+      return "float32";
+    case DType::kFloat64:
+      return "float64";
   }
   return "unknown";
 }
@@ -58,8 +71,8 @@ std::string device_name(Device device) {
 TensorView TensorView::contiguous(void* data, DType dtype, std::span<const std::int64_t> shape,
                                   Device device) {
   if (shape.size() > kMaxRank) {
-    throw Error(ErrorCode::kValue, fmt::format("tensor: expected at most {} axes, got {}", kMaxRank,
-                                               shape.size()));
+    throw Error(ErrorCode::kValue,
+                fmt::format("tensor: expected at most {} axes, got {}", kMaxRank, shape.size()));
   }
   TensorView view;
   view.data = data;
@@ -112,8 +125,8 @@ Tensor Tensor::host(DType dtype, std::span<const std::int64_t> shape) {
   const std::size_t bytes = (view.bytes() / kAlignment + 1) * kAlignment;
   view.data = std::aligned_alloc(kAlignment, bytes);
   if (view.data == nullptr) {
-    throw Error(ErrorCode::kMemory, fmt::format("tensor: expected {} bytes for {}, got none", bytes,
-                                                describe(view)));
+    throw Error(ErrorCode::kMemory,
+                fmt::format("tensor: expected {} bytes for {}, got none", bytes, describe(view)));
   }
   return {view, std::shared_ptr<void>(view.data, std::free)};
 }

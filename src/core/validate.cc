@@ -41,9 +41,8 @@ std::optional<std::int64_t> Validator::bound(std::string_view symbol) const {
 std::int64_t Validator::size(std::string_view symbol) const {
   const auto value = bound(symbol);
   if (!value) {
-    throw Error(ErrorCode::kInternal,
-                fmt::format("{}:{}: {} asked for the unbound size {}", __FILE__, __LINE__,
-                            operation_, symbol));
+    throw Error(ErrorCode::kInternal, fmt::format("{}:{}: {} asked for the unbound size {}",
+                                                  __FILE__, __LINE__, operation_, symbol));
   }
   return *value;
 }
@@ -97,9 +96,9 @@ void Validator::check(const ArgSpec& spec) {
     const Dim& dim = spec.shape[axis];
     const std::int64_t size = view.shape[axis];
     const auto known = dim.symbol.empty() ? std::optional(dim.low) : bound(dim.symbol);
-    const bool fits = known ? size == *known
-                            : size >= dim.low && size <= dim.high &&
-                                  (size - dim.low) % dim.step == 0;
+    const bool fits = known
+                          ? size == *known
+                          : size >= dim.low && size <= dim.high && (size - dim.low) % dim.step == 0;
     if (!fits) wrong(ErrorCode::kValue);
   }
   for (std::size_t axis = 0; axis < spec.shape.size(); ++axis) {
@@ -112,8 +111,7 @@ void Validator::check(const ArgSpec& spec) {
     refuse(fmt::format(
         "{} must be contiguous{}, got {} with strides [{}]", spec.name,
         spec.layout == Layout::kContiguous ? "" : " in its last axis and have no negative stride",
-        describe(view),
-        fmt::join(view.strides.begin(), view.strides.begin() + view.rank, ", ")));
+        describe(view), fmt::join(view.strides.begin(), view.strides.begin() + view.rank, ", ")));
   }
   if (!device_) {
     device_ = view.device;

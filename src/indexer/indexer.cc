@@ -23,10 +23,12 @@ void check_rows(const TopkParams& params) {
   for (std::int64_t t = 0; t < params.t_q; ++t) {
     const std::int64_t start = params.starts[t];
     const std::int64_t length = params.causal_lengths[t];
-    core::check_data(start >= 0 && start <= params.t_k, kName, "starts", t,
-                     [&] { return fmt::format("0..{}", params.t_k); }, start);
-    core::check_data(length >= 0 && length <= params.t_k - start, kName, "causal_lengths", t,
-                     [&] { return fmt::format("0..{}", params.t_k - start); }, length);
+    core::check_data(
+        start >= 0 && start <= params.t_k, kName, "starts", t,
+        [&] { return fmt::format("0..{}", params.t_k); }, start);
+    core::check_data(
+        length >= 0 && length <= params.t_k - start, kName, "causal_lengths", t,
+        [&] { return fmt::format("0..{}", params.t_k - start); }, length);
   }
 }
 
@@ -43,18 +45,33 @@ void indexer_topk(const IndexerTopkArgs& args, const Runtime& runtime) {
 
   core::Validator validator(kName);
   validator.check({
-      {"index_q", &args.index_q, {DType::kBFloat16, DType::kFloat64}, {rows, heads, kIndexDim},
+      {"index_q",
+       &args.index_q,
+       {DType::kBFloat16, DType::kFloat64},
+       {rows, heads, kIndexDim},
        Layout::kInnerContiguous},
       {"index_k", &args.index_k, {real}, {keys, kIndexDim}, Layout::kInnerContiguous},
       {"head_weights", &args.head_weights, weight_types, {rows, heads}, Layout::kInnerContiguous},
       {"starts", &args.starts, {DType::kInt32}, {rows}},
       {"causal_lengths", &args.causal_lengths, {DType::kInt32}, {rows}},
-      {"topk_indices", &args.topk_indices, {DType::kInt32}, {rows, 1, width}, Layout::kContiguous,
+      {"topk_indices",
+       &args.topk_indices,
+       {DType::kInt32},
+       {rows, 1, width},
+       Layout::kContiguous,
        Role::kOutput},
-      {"topk_length", core::optional_view(args.topk_length), {DType::kInt32}, {rows},
-       Layout::kContiguous, Role::kOutput},
-      {"topk_scores", core::optional_view(args.topk_scores), {single}, {rows, width},
-       Layout::kContiguous, Role::kOutput},
+      {"topk_length",
+       core::optional_view(args.topk_length),
+       {DType::kInt32},
+       {rows},
+       Layout::kContiguous,
+       Role::kOutput},
+      {"topk_scores",
+       core::optional_view(args.topk_scores),
+       {single},
+       {rows, width},
+       Layout::kContiguous,
+       Role::kOutput},
   });
   if (args.total_key_tokens && *args.total_key_tokens != args.index_k.shape[0]) {
     validator.refuse(fmt::format("index_k must have total_key_tokens = {} rows, got {}",

@@ -11,8 +11,8 @@ inline constexpr std::int64_t kIndexDim = 128;  // channels of an indexer head
 /// What every backend receives of `indexer_topk`, validated. Strides count elements; the last axis
 /// of every tensor is contiguous.
 struct TopkParams {
-  DType real = DType::kBFloat16;           // of index_q and index_k: BF16 or FP64
-  DType weights_dtype = DType::kFloat32;   // FP32 or BF16 beside BF16, FP64 beside FP64
+  DType real = DType::kBFloat16;          // of index_q and index_k: BF16 or FP64
+  DType weights_dtype = DType::kFloat32;  // FP32 or BF16 beside BF16, FP64 beside FP64
   std::int64_t t_q = 0;
   std::int64_t t_k = 0;
   std::int64_t index_heads = 0;  // H_index, 1..64

@@ -18,7 +18,11 @@ void compact_and_sort(const CompactAndSortArgs& args, const Runtime& runtime) {
   core::Validator validator(kName);
   validator.check({
       {"indices", &args.indices, {DType::kInt32}, {rows, width}, Layout::kInnerContiguous},
-      {"sorted_indices", &args.sorted_indices, {DType::kInt32}, {rows, width}, Layout::kContiguous,
+      {"sorted_indices",
+       &args.sorted_indices,
+       {DType::kInt32},
+       {rows, width},
+       Layout::kContiguous,
        Role::kOutput},
       {"lengths", &args.lengths, {DType::kInt32}, {rows}, Layout::kContiguous, Role::kOutput},
   });

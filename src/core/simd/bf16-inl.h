@@ -31,10 +31,15 @@ inline constexpr FloatTag kFloat{};
 inline constexpr WordTag kWord{};
 inline constexpr int kLanes = static_cast<int>(hn::MaxLanes(FloatTag()));
 
+// The compiler's flags, not Highway's run-time choice, pick the set.
+#if defined(__AVX512BW__)
+static_assert(kLanes == 16, "Highway does not see AVX-512");
+#elif defined(__AVX2__)
+static_assert(kLanes == 8, "Highway does not see AVX2");
+#endif
+
 // The BF16 number in the low half of each word, as FP32.
-HWY_INLINE Floats LowFloats(Words words) {
-  return hn::BitCast(kFloat, hn::ShiftLeft<16>(words));
-}
+HWY_INLINE Floats LowFloats(Words words) { return hn::BitCast(kFloat, hn::ShiftLeft<16>(words)); }
 
 // The BF16 number in the high half.
 HWY_INLINE Floats HighFloats(Words words) {
@@ -65,6 +70,14 @@ HWY_INLINE Words RoundToBf16(Floats values) {
 // Words of two BF16 numbers: `low` and `high` rounded.
 HWY_INLINE Words RoundToPairs(Floats low, Floats high) {
   return hn::Or(RoundToBf16(low), hn::ShiftLeft<16>(RoundToBf16(high)));
+}
+
+// e^x with NaN kept and +inf above the range of FP32, where Highway's Exp promises nothing.
+HWY_INLINE Floats ExpOfAny(Floats x) {
+  const Floats limit = hn::Set(kFloat, 88.7f);
+  const Floats power = hn::Exp(kFloat, hn::Min(x, limit));
+  const Floats bounded = hn::IfThenElse(hn::Gt(x, limit), hn::Set(kFloat, __builtin_inff()), power);
+  return hn::IfThenElse(hn::Ne(x, x), x, bounded);
 }
 
 }  // namespace FLASHDSA_SIMD

@@ -27,11 +27,16 @@ std::vector<SimdTarget> simd_targets() {
 
 std::string_view simd_target_name(SimdTarget target) noexcept {
   switch (target) {
-    case SimdTarget::kAuto: return "auto";
-    case SimdTarget::kBaseline: return "baseline";
-    case SimdTarget::kAvx2: return "avx2";
-    case SimdTarget::kAvx512: return "avx512";
-    case SimdTarget::kAvx512Bf16: return "avx512bf16";
+    case SimdTarget::kAuto:
+      return "auto";
+    case SimdTarget::kBaseline:
+      return "baseline";
+    case SimdTarget::kAvx2:
+      return "avx2";
+    case SimdTarget::kAvx512:
+      return "avx512";
+    case SimdTarget::kAvx512Bf16:
+      return "avx512bf16";
   }
   return "unknown";
 }
