@@ -6,8 +6,9 @@
 
 namespace flashdsa::core {
 
-int thread_count(const Runtime& runtime) {
-  return runtime.threads > 0 ? runtime.threads : hardware_threads();
+int thread_count(const Runtime& runtime, std::int64_t tasks) {
+  const std::int64_t threads = runtime.threads > 0 ? runtime.threads : hardware_threads();
+  return static_cast<int>(std::max<std::int64_t>(std::min(threads, tasks), 1));
 }
 
 void parallel_for(int threads, std::int64_t tasks,

@@ -7,8 +7,9 @@
 
 namespace flashdsa::core {
 
-/// Threads that a call runs on: Runtime::threads, or all that the process may use.
-int thread_count(const Runtime& runtime);
+/// Threads that a call runs on: Runtime::threads, or all that the process may use; at least one and
+/// no more than there are tasks.
+int thread_count(const Runtime& runtime, std::int64_t tasks);
 
 /// Runs body(task, worker) for every task in [0, tasks) on at most `threads` threads, tasks handed
 /// out one by one in ascending order; worker is in [0, threads). Returns when all are done.

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -54,7 +53,7 @@ struct Plan {
       : params(p),
         kernels(select_kernels(runtime)),
         sizes(sizes_of(p)),
-        threads(core::thread_count(runtime)) {
+        threads(core::thread_count(runtime, std::max(p.t_q, p.t_k))) {
     const std::int64_t row_bytes = params.head_dim * static_cast<std::int64_t>(sizeof(float));
     const std::int64_t wanted = params.t_k * row_bytes / kSegmentBytes + 1;
     const std::int64_t most = std::max<std::int64_t>(params.topk / kMinSlotsPerSegment, 1);
@@ -192,7 +191,7 @@ void backward(const BackwardParams& params, const Runtime& runtime) {
                  std::min<std::int64_t>(std::max<std::int64_t>(params.t_q, 1),
                                         kMaxChunkRowsPerThread * plan.threads));
   core::Scratch chunk_memory(runtime, static_cast<std::size_t>(chunk_rows * row_bytes));
-  core::WorkerScratch worker_memory(runtime, plan.threads,
+  core::WorkerScratch worker_memory(runtime, core::thread_count(runtime, chunk_rows),
                                     plan.kernels.backward_scratch_bytes(plan.sizes),
                                     2 * heads * sizeof(float));
   // An FP32 grad_kv is its own accumulator when it is aligned as the kernels want it.
@@ -210,7 +209,7 @@ void backward(const BackwardParams& params, const Runtime& runtime) {
   std::vector<double> grad_sink(params.attn_sink != nullptr ? heads : 0);
   core::ProgressReporter progress(runtime, params.t_q);
 
-  std::memset(accumulators, 0, accumulator_bytes);
+  std::fill_n(accumulators, params.t_k * params.head_dim, 0.0f);
   for (std::int64_t first = 0; first < params.t_q; first += chunk_rows) {
     const std::int64_t count = std::min(chunk_rows, params.t_q - first);
     core::parallel_for(plan.threads, count, [&](std::int64_t i, int worker) {

@@ -21,7 +21,7 @@ void forward(const ForwardParams& params, const Runtime& runtime) {
   const Kernels& kernels = select_kernels(runtime);
   const Sizes sizes = sizes_of(params);
   const std::size_t heads = static_cast<std::size_t>(params.heads);
-  const int threads = core::thread_count(runtime);
+  const int threads = core::thread_count(runtime, params.t_q);
   const std::size_t key_bytes = static_cast<std::size_t>(params.topk) * sizeof(std::int32_t);
   core::WorkerScratch scratch(runtime, threads, kernels.forward_scratch_bytes(sizes), key_bytes);
   core::ProgressReporter progress(runtime, params.t_q);

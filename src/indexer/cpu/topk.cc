@@ -82,7 +82,7 @@ class Selector {
     const std::int64_t one_row = scratch_bytes(1);
     const std::int64_t each_row = scratch_bytes(2) - one_row;
     threads_ = static_cast<int>(
-        std::clamp<std::int64_t>(budget / one_row, 1, core::thread_count(runtime)));
+        std::clamp<std::int64_t>(budget / one_row, 1, core::thread_count(runtime, params.t_q)));
     const std::int64_t affordable =
         1 + std::max<std::int64_t>(budget / threads_ - one_row, 0) / each_row;
     const std::int64_t even_share = (params.t_q + threads_ - 1) / threads_;
