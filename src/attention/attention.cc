@@ -12,7 +12,6 @@ namespace flashdsa {
 namespace {
 
 using attention::kValueDim;
-using core::ArgSpec;
 using core::Dim;
 using core::Layout;
 using core::Role;

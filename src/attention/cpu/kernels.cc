@@ -28,6 +28,7 @@
 #include "attention/cpu/config.h"
 #include "core/simd/bf16-inl.h"
 
+HWY_BEFORE_NAMESPACE();
 namespace flashdsa::attention::cpu {
 namespace FLASHDSA_SIMD {
 namespace {
@@ -626,3 +627,4 @@ const Kernels& kernels() {
 
 }  // namespace FLASHDSA_SIMD
 }  // namespace flashdsa::attention::cpu
+HWY_AFTER_NAMESPACE();

@@ -16,6 +16,7 @@
 #include <immintrin.h>
 #endif
 
+HWY_BEFORE_NAMESPACE();
 namespace flashdsa::simd {
 namespace FLASHDSA_SIMD {
 
@@ -82,3 +83,4 @@ HWY_INLINE Floats ExpOfAny(Floats x) {
 
 }  // namespace FLASHDSA_SIMD
 }  // namespace flashdsa::simd
+HWY_AFTER_NAMESPACE();

@@ -13,6 +13,7 @@
 #include "core/simd/bf16-inl.h"
 #include "indexer/cpu/config.h"
 
+HWY_BEFORE_NAMESPACE();
 namespace flashdsa::indexer::cpu {
 namespace FLASHDSA_SIMD {
 namespace {
@@ -108,3 +109,4 @@ const Kernels& kernels() {
 
 }  // namespace FLASHDSA_SIMD
 }  // namespace flashdsa::indexer::cpu
+HWY_AFTER_NAMESPACE();
