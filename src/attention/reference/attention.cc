@@ -1,7 +1,288 @@
+// Sparse MLA attention in float64, as SPEC sections 5 and 6 write it: the oracle that ships. Every
+// intermediate result is float64 and made from the inputs alone: the backward takes neither `out`
+// nor `lse` of the forward call, whose rounding would enter D and P.
+//
+// Rows go over threads in parallel; grad_kv is added up by one thread per stretch of channels, in
+// the order of the rows, so that the result does not depend on the number of threads.
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <vector>
+
 #include "attention/backends.h"
+#include "core/parallel.h"
+#include "core/progress.h"
 
 namespace flashdsa::attention::reference {
-std::string refusal(const CommonParams&) { return "not built yet"; }
-void forward(const ForwardParams&, const Runtime&) {}
-void backward(const BackwardParams&, const Runtime&) {}
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// Element `i` of a tensor of one of the supported types.
+double read(const void* data, DType dtype, std::int64_t i) {
+  switch (dtype) {
+    case DType::kBFloat16:
+      return static_cast<float>(static_cast<const BFloat16*>(data)[i]);
+    case DType::kFloat32:
+      return static_cast<const float*>(data)[i];
+    default:
+      return static_cast<const double*>(data)[i];
+  }
+}
+
+void write(void* data, DType dtype, std::int64_t i, double value) {
+  switch (dtype) {
+    case DType::kBFloat16:
+      static_cast<BFloat16*>(data)[i] = BFloat16(static_cast<float>(value));
+      break;
+    case DType::kFloat32:
+      static_cast<float*>(data)[i] = static_cast<float>(value);
+      break;
+    default:
+      static_cast<double*>(data)[i] = value;
+  }
+}
+
+// Of lse, max_logits, attn_sink and grad_attn_sink.
+DType single(const CommonParams& p) {
+  return p.real == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+}
+
+// `count` rows of `width` numbers, row i at offset(i), as a dense float64 matrix.
+template <typename Offset>
+std::vector<double> gather(const void* data, DType dtype, std::int64_t count, std::int64_t width,
+                           Offset offset) {
+  std::vector<double> dense(static_cast<std::size_t>(count * width));
+  for (std::int64_t i = 0; i < count; ++i) {
+    for (std::int64_t c = 0; c < width; ++c) {
+      dense[static_cast<std::size_t>(i * width + c)] = read(data, dtype, offset(i) + c);
+    }
+  }
+  return dense;
+}
+
+// The keys of row t's counted slots, in slot order.
+std::vector<std::int64_t> counted_keys(const CommonParams& p, std::int64_t t) {
+  const std::int64_t slots =
+      p.topk_length == nullptr ? p.topk : std::clamp<std::int64_t>(p.topk_length[t], 0, p.topk);
+  std::vector<std::int64_t> keys;
+  for (std::int64_t j = 0; j < slots; ++j) {
+    const std::int64_t key = p.topk_indices[t * p.topk_indices_row_stride + j];
+    if (key >= 0 && key < p.t_k) keys.push_back(key);
+  }
+  return keys;
+}
+
+// `count` is a multiple of the partial sums, which let the compiler use vectors.
+double dot(const double* a, const double* b, std::int64_t count) {
+  constexpr std::int64_t kSums = 8;
+  double sums[kSums] = {};
+  for (std::int64_t c = 0; c < count; c += kSums) {
+    for (std::int64_t i = 0; i < kSums; ++i) sums[i] += a[c + i] * b[c + i];
+  }
+  return std::accumulate(sums, sums + kSums, 0.0);
+}
+
+// One row's inputs and softmax. Vectors are dense, row-major.
+struct Row {
+  std::vector<std::int64_t> keys;  // n of them
+  std::vector<double> q;           // [H, D]
+  std::vector<double> kv;          // [n, D]
+  std::vector<double> p;           // [H, n]
+  std::vector<double> lse;         // [H], without the sink
+  std::vector<double> max_logits;  // [H]
+  std::vector<double> p_sink;      // [H]
+};
+
+// P, lse, max_logits and P_sink of head h.
+void softmax(const CommonParams& params, std::int64_t h, Row& row) {
+  const auto n = static_cast<std::int64_t>(row.keys.size());
+  const auto head = static_cast<std::size_t>(h);
+  double* p = row.p.data() + h * n;
+  double top = -kInfinity;
+  for (std::int64_t j = 0; j < n; ++j) {
+    p[j] = params.softmax_scale * dot(row.q.data() + h * params.head_dim,
+                                      row.kv.data() + j * params.head_dim, params.head_dim);
+    if (p[j] > top || std::isnan(p[j])) top = p[j];  // NaN stays: nothing is above it
+  }
+  double sum = 0;
+  for (std::int64_t j = 0; j < n; ++j) sum += std::exp(p[j] - top);
+  const double lse = top + std::log(sum);
+  row.lse[head] = lse;
+  row.max_logits[head] = top;
+
+  double whole = lse;  // ln of the denominator, sink included
+  row.p_sink[head] = 0;
+  if (params.attn_sink != nullptr) {
+    const double sink = read(params.attn_sink, single(params), h);
+    const double larger = std::max(lse, sink);
+    whole = std::isinf(sink) && sink > 0
+                ? kInfinity
+                : larger + std::log(std::exp(lse - larger) + std::exp(sink - larger));
+    row.p_sink[head] = std::isinf(whole) ? 1 : std::exp(sink - whole);
+  }
+  for (std::int64_t j = 0; j < n; ++j) p[j] = std::exp(p[j] - whole);
+}
+
+Row make_row(const CommonParams& params, std::int64_t t) {
+  Row row;
+  row.keys = counted_keys(params, t);
+  if (row.keys.empty()) return row;
+  const auto n = static_cast<std::int64_t>(row.keys.size());
+  const auto heads = static_cast<std::size_t>(params.heads);
+  row.q = gather(params.q, params.real, params.heads, params.head_dim, [&](std::int64_t h) {
+    return t * params.q_row_stride + h * params.q_head_stride;
+  });
+  row.kv = gather(params.kv, params.real, n, params.head_dim, [&](std::int64_t j) {
+    return row.keys[static_cast<std::size_t>(j)] * params.kv_row_stride;
+  });
+  row.p.resize(heads * row.keys.size());
+  row.lse.resize(heads);
+  row.max_logits.resize(heads);
+  row.p_sink.resize(heads);
+  for (std::int64_t h = 0; h < params.heads; ++h) softmax(params, h, row);
+  return row;
+}
+
+// out [512] of head h: sum_j P * value.
+std::vector<double> weighted_values(const CommonParams& params, const Row& row, std::int64_t h) {
+  const auto n = static_cast<std::int64_t>(row.keys.size());
+  std::vector<double> out(kValueDim);
+  for (std::int64_t j = 0; j < n; ++j) {
+    const double p = row.p[static_cast<std::size_t>(h * n + j)];
+    const double* value = row.kv.data() + j * params.head_dim;
+    for (std::size_t c = 0; c < out.size(); ++c) out[c] += p * value[c];
+  }
+  return out;
+}
+
+void forward_row(const ForwardParams& params, std::int64_t t) {
+  const Row row = make_row(params, t);
+  for (std::int64_t h = 0; h < params.heads; ++h) {
+    const std::int64_t at = t * params.heads + h;
+    const auto head = static_cast<std::size_t>(h);
+    const bool empty = row.keys.empty();
+    const std::vector<double> out =
+        empty ? std::vector<double>(kValueDim) : weighted_values(params, row, h);
+    for (std::int64_t c = 0; c < kValueDim; ++c) {
+      write(params.out, params.real, at * kValueDim + c, out[static_cast<std::size_t>(c)]);
+    }
+    write(params.lse, single(params), at, empty ? -kInfinity : row.lse[head]);
+    if (params.max_logits != nullptr) {
+      write(params.max_logits, single(params), at, empty ? -kInfinity : row.max_logits[head]);
+    }
+  }
+}
+
+// What a row contributes to grad_kv and grad_attn_sink.
+struct RowGradients {
+  Row row;
+  std::vector<double> grad_out;    // [H, 512]
+  std::vector<double> ds;          // [H, n]
+  std::vector<double> sink_terms;  // [H], P_sink * D
+};
+
+// Computes a row's dS and writes its grad_q.
+RowGradients backward_row(const BackwardParams& params, std::int64_t t) {
+  RowGradients g;
+  g.row = make_row(params, t);
+  const auto n = static_cast<std::int64_t>(g.row.keys.size());
+  g.sink_terms.resize(static_cast<std::size_t>(params.heads));
+  g.ds.resize(g.row.p.size());
+  if (n > 0) {
+    g.grad_out = gather(params.grad_out, params.real, params.heads, kValueDim, [&](std::int64_t h) {
+      return t * params.grad_out_row_stride + h * params.grad_out_head_stride;
+    });
+  }
+  std::vector<double> grad_q(static_cast<std::size_t>(params.head_dim));
+  for (std::int64_t h = 0; h < params.heads; ++h) {
+    std::fill(grad_q.begin(), grad_q.end(), 0.0);
+    if (n > 0) {
+      const double* grad_out = g.grad_out.data() + h * kValueDim;
+      const double d = dot(grad_out, weighted_values(params, g.row, h).data(), kValueDim);
+      g.sink_terms[static_cast<std::size_t>(h)] = g.row.p_sink[static_cast<std::size_t>(h)] * d;
+      for (std::int64_t j = 0; j < n; ++j) {
+        const double* key = g.row.kv.data() + j * params.head_dim;
+        const auto slot = static_cast<std::size_t>(h * n + j);
+        const double ds =
+            g.row.p[slot] * (dot(grad_out, key, kValueDim) - d) * params.softmax_scale;
+        g.ds[slot] = ds;
+        for (std::size_t c = 0; c < grad_q.size(); ++c) grad_q[c] += ds * key[c];
+      }
+    }
+    for (std::int64_t c = 0; c < params.head_dim; ++c) {
+      write(params.grad_q, params.real, (t * params.heads + h) * params.head_dim + c,
+            grad_q[static_cast<std::size_t>(c)]);
+    }
+  }
+  return g;
+}
+
+// Adds a row's part of the channels [begin, end) to grad_kv [T_k, D].
+void add_to_grad_kv(const BackwardParams& params, const RowGradients& g, std::int64_t begin,
+                    std::int64_t end, std::vector<double>& grad_kv) {
+  const auto n = static_cast<std::int64_t>(g.row.keys.size());
+  for (std::int64_t j = 0; j < n; ++j) {
+    double* to = grad_kv.data() + g.row.keys[static_cast<std::size_t>(j)] * params.head_dim;
+    for (std::int64_t h = 0; h < params.heads; ++h) {
+      const auto slot = static_cast<std::size_t>(h * n + j);
+      const double* q = g.row.q.data() + h * params.head_dim;
+      const double* grad_out = g.grad_out.data() + h * kValueDim;
+      for (std::int64_t c = begin; c < end; ++c) to[c] += g.ds[slot] * q[c];
+      for (std::int64_t c = begin; c < std::min(end, kValueDim); ++c) {
+        to[c] += g.row.p[slot] * grad_out[c];
+      }
+    }
+  }
+}
+
+}  // namespace
+
+std::string refusal(const CommonParams& params) {
+  return params.device.kind == DeviceKind::kCpu ? "" : "the tensors are not on the host";
+}
+
+void forward(const ForwardParams& params, const Runtime& runtime) {
+  core::ProgressReporter progress(runtime, params.t_q);
+  core::parallel_for(core::thread_count(runtime, params.t_q), params.t_q, [&](std::int64_t t, int) {
+    forward_row(params, t);
+    progress.advance();
+  });
+}
+
+void backward(const BackwardParams& params, const Runtime& runtime) {
+  constexpr std::int64_t kChannels = 64;  // of a task that adds to grad_kv
+  const int threads = core::thread_count(runtime, params.head_dim / kChannels);
+  std::vector<double> grad_kv(static_cast<std::size_t>(params.t_k * params.head_dim));
+  std::vector<double> grad_sink(static_cast<std::size_t>(params.heads));
+  std::vector<RowGradients> rows(static_cast<std::size_t>(threads));
+  core::ProgressReporter progress(runtime, params.t_q);
+  for (std::int64_t first = 0; first < params.t_q; first += threads) {
+    const std::int64_t count = std::min<std::int64_t>(threads, params.t_q - first);
+    core::parallel_for(threads, count, [&](std::int64_t i, int) {
+      rows[static_cast<std::size_t>(i)] = backward_row(params, first + i);
+    });
+    core::parallel_for(threads, params.head_dim / kChannels, [&](std::int64_t task, int) {
+      for (std::int64_t i = 0; i < count; ++i) {
+        add_to_grad_kv(params, rows[static_cast<std::size_t>(i)], task * kChannels,
+                       (task + 1) * kChannels, grad_kv);
+      }
+    });
+    for (std::int64_t i = 0; i < count; ++i) {
+      for (std::size_t h = 0; h < grad_sink.size(); ++h) {
+        grad_sink[h] -= rows[static_cast<std::size_t>(i)].sink_terms[h];
+      }
+    }
+    progress.advance(count);
+  }
+  for (std::int64_t i = 0; i < params.t_k * params.head_dim; ++i) {
+    write(params.grad_kv, params.grad_kv_dtype, i, grad_kv[static_cast<std::size_t>(i)]);
+  }
+  for (std::int64_t h = 0; h < params.heads && params.grad_attn_sink != nullptr; ++h) {
+    write(params.grad_attn_sink, single(params), h, grad_sink[static_cast<std::size_t>(h)]);
+  }
+}
+
 }  // namespace flashdsa::attention::reference
