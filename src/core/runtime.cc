@@ -4,9 +4,34 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <memory>
+#include <span>
 #include <thread>
 
+#include "core/device.h"
+#include "flashdsa/error.h"
+
 namespace flashdsa {
+namespace {
+
+Tensor device_tensor(DType dtype, std::span<const std::int64_t> shape, Device device,
+                     const Runtime& runtime) {
+  TensorView view = TensorView::contiguous(nullptr, dtype, shape, device);
+  const std::size_t bytes = view.bytes();
+  if (bytes == 0) return {view, nullptr};
+  Allocator& allocator = runtime.allocator != nullptr ? *runtime.allocator : core::cuda_allocator();
+  view.data = allocator.allocate(bytes, device, runtime.stream);
+  if (view.data == nullptr) {
+    throw Error(ErrorCode::kMemory, fmt::format("copy_to: expected {} bytes on {}, got none", bytes,
+                                                device_name(device)));
+  }
+  const Stream stream = runtime.stream;
+  return {view, std::shared_ptr<void>(view.data, [&allocator, bytes, device, stream](void* data) {
+            allocator.deallocate(data, bytes, device, stream);
+          })};
+}
+
+}  // namespace
 
 std::string_view backend_name(Backend backend) noexcept {
   switch (backend) {
@@ -25,8 +50,9 @@ std::string_view backend_name(Backend backend) noexcept {
 }
 
 std::vector<BackendStatus> backends() {
+  const std::string sm90 = core::sm90_refusal(0);
   return {
-      {Backend::kSm90, false, "not part of this build"},
+      {Backend::kSm90, sm90.empty(), sm90.empty() ? "cuda:0" : sm90},
       {Backend::kSm80, false, "not part of this build"},
       {Backend::kCpu, true,
        fmt::format("{}, {} threads", simd_target_name(simd_targets().front()), hardware_threads())},
@@ -39,6 +65,25 @@ int hardware_threads() noexcept {
   CPU_ZERO(&set);
   if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
   return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+}
+
+Tensor copy_to(const TensorView& view, Device device, const Runtime& runtime) {
+  if (!view.is_contiguous()) {
+    throw Error(ErrorCode::kValue,
+                fmt::format("copy_to: the tensor must be contiguous, got {}", describe(view)));
+  }
+  const std::span shape(view.shape.data(), static_cast<std::size_t>(view.rank));
+  const bool to_host = device.kind == DeviceKind::kCpu;
+  Tensor copy =
+      to_host ? Tensor::host(view.dtype, shape) : device_tensor(view.dtype, shape, device, runtime);
+  if (to_host && view.device.kind == DeviceKind::kCpu) {
+    std::copy_n(view.as<std::byte>(), view.bytes(), copy.view().as<std::byte>());
+    return copy;
+  }
+  const Device cuda = to_host ? view.device : device;
+  core::cuda_copy(copy.view().data, view.data, view.bytes(), cuda, runtime.stream);
+  core::cuda_synchronize(cuda, runtime.stream);
+  return copy;
 }
 
 std::string_view version() noexcept { return FLASHDSA_VERSION; }

@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 
+#include "core/device.h"
 #include "flashdsa/error.h"
 
 namespace flashdsa::core {
@@ -19,9 +20,10 @@ class HostAllocator final : public Allocator {
   void deallocate(void* data, std::size_t, Device, Stream) noexcept override { std::free(data); }
 };
 
-Allocator& allocator_of(const Runtime& runtime) {
+Allocator& allocator_of(const Runtime& runtime, Device device) {
   static HostAllocator host;  // has no state
-  return runtime.allocator != nullptr ? *runtime.allocator : host;
+  if (runtime.allocator != nullptr) return *runtime.allocator;
+  return device.kind == DeviceKind::kCuda ? cuda_allocator() : static_cast<Allocator&>(host);
 }
 
 void count(Usage* usage, std::size_t bytes) {
@@ -37,7 +39,7 @@ void count(Usage* usage, std::size_t bytes) {
 Scratch::Scratch(const Runtime& runtime, std::size_t bytes, Device device)
     : runtime_(runtime), bytes_(bytes), device_(device), data_(nullptr) {
   if (bytes_ == 0) return;
-  data_ = allocator_of(runtime_).allocate(bytes_, device_, runtime_.stream);
+  data_ = allocator_of(runtime_, device_).allocate(bytes_, device_, runtime_.stream);
   if (data_ == nullptr) {
     throw Error(ErrorCode::kMemory, fmt::format("scratch: expected {} bytes on {}, got none",
                                                 bytes_, device_name(device_)));
@@ -47,7 +49,7 @@ Scratch::Scratch(const Runtime& runtime, std::size_t bytes, Device device)
 
 Scratch::~Scratch() {
   if (data_ == nullptr) return;
-  allocator_of(runtime_).deallocate(data_, bytes_, device_, runtime_.stream);
+  allocator_of(runtime_, device_).deallocate(data_, bytes_, device_, runtime_.stream);
   if (runtime_.usage != nullptr) runtime_.usage->scratch_bytes.fetch_sub(bytes_);
 }
 

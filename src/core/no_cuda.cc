@@ -1,0 +1,33 @@
+#include "core/device.h"
+#include "flashdsa/error.h"
+
+namespace flashdsa::core {
+namespace {
+
+constexpr auto kReason = "not part of this build";
+
+class NoMemory final : public Allocator {
+ public:
+  void* allocate(std::size_t, Device, Stream) noexcept override { return nullptr; }
+  void deallocate(void*, std::size_t, Device, Stream) noexcept override {}
+};
+
+[[noreturn]] void refuse() {
+  throw Error(ErrorCode::kUnavailable,
+              "cuda: device memory cannot be used (not part of this build)");
+}
+
+}  // namespace
+
+std::string sm90_refusal(int) { return kReason; }
+
+Allocator& cuda_allocator() {
+  static NoMemory none;  // has no state
+  return none;
+}
+
+void cuda_copy(void*, const void*, std::size_t, Device, Stream) { refuse(); }
+
+void cuda_synchronize(Device, Stream) { refuse(); }
+
+}  // namespace flashdsa::core
