@@ -4,34 +4,14 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <memory>
 #include <span>
 #include <thread>
 
 #include "core/device.h"
+#include "core/make_tensor.h"
 #include "flashdsa/error.h"
 
 namespace flashdsa {
-namespace {
-
-Tensor device_tensor(DType dtype, std::span<const std::int64_t> shape, Device device,
-                     const Runtime& runtime) {
-  TensorView view = TensorView::contiguous(nullptr, dtype, shape, device);
-  const std::size_t bytes = view.bytes();
-  if (bytes == 0) return {view, nullptr};
-  Allocator& allocator = runtime.allocator != nullptr ? *runtime.allocator : core::cuda_allocator();
-  view.data = allocator.allocate(bytes, device, runtime.stream);
-  if (view.data == nullptr) {
-    throw Error(ErrorCode::kMemory, fmt::format("copy_to: expected {} bytes on {}, got none", bytes,
-                                                device_name(device)));
-  }
-  const Stream stream = runtime.stream;
-  return {view, std::shared_ptr<void>(view.data, [&allocator, bytes, device, stream](void* data) {
-            allocator.deallocate(data, bytes, device, stream);
-          })};
-}
-
-}  // namespace
 
 std::string_view backend_name(Backend backend) noexcept {
   switch (backend) {
@@ -74,8 +54,7 @@ Tensor copy_to(const TensorView& view, Device device, const Runtime& runtime) {
   }
   const std::span shape(view.shape.data(), static_cast<std::size_t>(view.rank));
   const bool to_host = device.kind == DeviceKind::kCpu;
-  Tensor copy =
-      to_host ? Tensor::host(view.dtype, shape) : device_tensor(view.dtype, shape, device, runtime);
+  const Tensor copy = core::make_tensor(view.dtype, shape, device, runtime);
   if (to_host && view.device.kind == DeviceKind::kCpu) {
     std::copy_n(view.as<std::byte>(), view.bytes(), copy.view().as<std::byte>());
     return copy;
