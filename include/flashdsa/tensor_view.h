@@ -89,7 +89,7 @@ struct FLASHDSA_API TensorView {
   std::array<std::int64_t, kMaxRank> strides{};
 
   /// A row-major (C-contiguous) view. `shape` has at most kMaxRank entries. Throws
-  /// Error(kValue) for a negative size or too many axes.
+  /// Error(kValue) for a negative size, too many axes or 2^63 bytes and more.
   static TensorView contiguous(void* data, DType dtype, std::span<const std::int64_t> shape,
                                Device device = {});
   static TensorView contiguous(void* data, DType dtype, std::initializer_list<std::int64_t> shape,

@@ -6,12 +6,6 @@ namespace {
 
 constexpr auto kReason = "not part of this build";
 
-class NoMemory final : public Allocator {
- public:
-  void* allocate(std::size_t, Device, Stream) noexcept override { return nullptr; }
-  void deallocate(void*, std::size_t, Device, Stream) noexcept override {}
-};
-
 [[noreturn]] void refuse() {
   throw Error(ErrorCode::kUnavailable,
               "cuda: device memory cannot be used (not part of this build)");
@@ -21,10 +15,7 @@ class NoMemory final : public Allocator {
 
 std::string sm90_refusal(int) { return kReason; }
 
-Allocator& cuda_allocator() {
-  static NoMemory none;  // has no state
-  return none;
-}
+Allocator& cuda_allocator() { refuse(); }
 
 void cuda_copy(void*, const void*, std::size_t, Device, Stream) { refuse(); }
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cstdlib>
+#include <limits>
 
 #include "core/device.h"
 #include "flashdsa/error.h"
@@ -14,6 +15,7 @@ class HostAllocator final : public Allocator {
  public:
   void* allocate(std::size_t bytes, Device device, Stream) noexcept override {
     if (device.kind != DeviceKind::kCpu) return nullptr;
+    if (bytes > std::numeric_limits<std::size_t>::max() - Carver::kAlignment) return nullptr;
     const std::size_t rounded = (bytes + Carver::kAlignment - 1) / Carver::kAlignment;
     return std::aligned_alloc(Carver::kAlignment, rounded * Carver::kAlignment);
   }

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <cstdlib>
+#include <limits>
 
 #include "flashdsa/error.h"
 
@@ -80,6 +81,7 @@ TensorView TensorView::contiguous(void* data, DType dtype, std::span<const std::
   view.device = device;
   view.rank = static_cast<int>(shape.size());
   std::int64_t stride = 1;
+  bool fits = true;
   for (std::size_t axis = shape.size(); axis-- > 0;) {
     if (shape[axis] < 0) {
       throw Error(ErrorCode::kValue,
@@ -87,7 +89,12 @@ TensorView TensorView::contiguous(void* data, DType dtype, std::span<const std::
     }
     view.shape[axis] = shape[axis];
     view.strides[axis] = stride;
-    stride *= shape[axis];
+    fits = fits && !__builtin_mul_overflow(stride, shape[axis], &stride);
+  }
+  if (!fits || stride > std::numeric_limits<std::int64_t>::max() /
+                            static_cast<std::int64_t>(dtype_size(dtype))) {
+    throw Error(ErrorCode::kValue,
+                fmt::format("tensor: expected less than 2^63 bytes, got {}", describe(view)));
   }
   return view;
 }
@@ -104,10 +111,10 @@ std::int64_t TensorView::elements() const noexcept {
 }
 
 bool TensorView::is_contiguous() const noexcept {
+  if (elements() == 0) return true;
   std::int64_t stride = 1;
   for (int axis = rank; axis-- > 0;) {
     const auto i = static_cast<std::size_t>(axis);
-    if (shape[i] == 0) return true;
     if (shape[i] > 1 && strides[i] != stride) return false;
     stride *= shape[i];
   }

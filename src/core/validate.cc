@@ -20,6 +20,7 @@ std::size_t extent_bytes(const TensorView& view) {
 }
 
 bool strides_fit(const TensorView& view, Layout layout) {
+  if (view.elements() == 0) return true;
   if (layout == Layout::kContiguous) return view.is_contiguous();
   for (int axis = 0; axis < view.rank; ++axis) {
     const auto i = static_cast<std::size_t>(axis);
@@ -134,9 +135,10 @@ void Validator::check(std::initializer_list<ArgSpec> table) {
 
 void Validator::check_outputs_disjoint(std::string_view output, std::string_view input) const {
   for (const Extent& out : extents_) {
-    if (out.role != Role::kOutput) continue;
+    if (out.role != Role::kOutput || out.begin == out.end) continue;
     for (const Extent& other : extents_) {
-      if (&other == &out || out.begin >= other.end || other.begin >= out.end) continue;
+      if (&other == &out || other.begin == other.end) continue;
+      if (out.begin >= other.end || other.begin >= out.end) continue;
       const bool same = out.begin == other.begin && out.end == other.end;
       if (same && out.name == output && other.name == input) continue;
       refuse(fmt::format("{} must not overlap {}, got memory that both use", out.name, other.name));

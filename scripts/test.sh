@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# Every check of the project: formatting, the tests in the optimised build, clang-tidy, the tests
+# under the sanitizers, and that the CUDA build configures where there is a CUDA compiler. The last
+# line counts the tests of all runs.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source scripts/common.sh
+
+suites=core,metadata,selection,indexer,attention,conformance,cli,support
+failures=0  # outside of ctest
+reports=()
+
+# check NAME COMMAND...: a step that passes in silence.
+check() {
+  local name=$1 start=$SECONDS
+  shift
+  if quietly "$@"; then
+    echo "$name: good ($((SECONDS - start)) s)"
+  else
+    echo "$name: FAILED"
+    failures=$((failures + 1))
+    return 1
+  fi
+}
+
+tracked_cpp() {
+  git -c safe.directory="$PWD" ls-files -z '*.h' '*.cc' '*.cuh' '*.cu'
+}
+
+check_format() {
+  tracked_cpp | xargs -0 -r clang-format-19 --style=file --dry-run -Werror
+}
+
+# clang-tidy over the library and the command, but for the one file with GCC's omp.h, which clang
+# cannot read.
+check_tidy() {
+  git -c safe.directory="$PWD" ls-files -z 'src/*.cc' 'tools/*.cc' ':!src/core/parallel.cc' |
+    xargs -0 -r -n 1 -P "$(nproc)" clang-tidy-19 -p build/cpu --quiet
+}
+
+# run_tests PRESET SUITES: builds a preset and runs its tests.
+run_tests() {
+  local preset=$1 log=build/$1/ctest.log
+  check "$preset: configure" configure "$preset" || return 0
+  check "$preset: build" cmake --build --preset "$preset" || return 0
+  if ctest --preset "$preset" -j "$(nproc)" --no-tests=error --output-on-failure \
+      --output-junit report.xml >"$log" 2>&1 </dev/null; then
+    sed -n '/tests passed/,$p' "$log"
+  else
+    grep -vE ' Passed +[0-9.]+ sec$|^ +Start +[0-9]+: ' "$log" || true
+  fi
+  reports+=("build/$preset/report.xml:$2")
+}
+
+scripts/setup.sh tests
+rm -f build/*/report.xml
+check "clang-format" check_format || true
+run_tests cpu "$suites,install"
+check "clang-tidy" check_tidy || true
+run_tests dev "$suites"
+if command -v nvcc >/dev/null; then
+  check "cuda: configure" configure cuda || true
+fi
+"$(python)" tests/support/summary.py --failed "$failures" "${reports[@]}"

@@ -1,0 +1,7 @@
+#include "tests/attention/fixture.h"
+
+namespace flashdsa::test {
+
+INSTANTIATE_TEST_SUITE_P(Every, Attention, ::testing::ValuesIn(engines()), engine_name);
+
+}  // namespace flashdsa::test

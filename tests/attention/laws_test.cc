@@ -1,0 +1,270 @@
+// Determinism, invariance, and what must not change a result: threads, strides, alignment, calls
+// before and beside. All bit for bit.
+
+#include <thread>
+
+#include "tests/attention/fixture.h"
+#include "tests/support/property.h"
+
+namespace flashdsa::test {
+namespace {
+
+// Something of everything: a hole, a duplicate, an empty row, lengths and a sink.
+AttentionProblem mixed_problem(std::uint64_t seed, std::int64_t head_dim = 576) {
+  AttentionProblem problem = random_attention({7, 60, 5, 40, head_dim}, seed);
+  problem.set_row(1, {5, -1, 7, 7, 60, 2});
+  problem.set_row(3, {});
+  problem.set_lengths({40, 40, 17, 40, 33, 0, 40});
+  problem.set_sink({0.5, -1, 2, 0, 1});
+  return problem;
+}
+
+Runtime in_mode(Runtime runtime, Mode mode) {
+  runtime.mode = mode;
+  return runtime;
+}
+
+constexpr Mode kModes[] = {Mode::kDefault, Mode::kDeterministic, Mode::kInvariant};
+
+TEST_P(Attention, EveryRunGivesTheSameBits) {
+  for (const std::int64_t topk : {64, 128, 192}) {
+    const AttentionProblem problem =
+        random_attention({.t_q = 3, .t_k = 200, .heads = 3, .topk = topk}, 81);
+    const AttentionResult first = run_attention(problem, runtime());
+    for (int repeat = 1; repeat < 20; ++repeat) {
+      ASSERT_TRUE(same_result_bits(run_attention(problem, runtime()), first)) << repeat;
+    }
+  }
+}
+
+TEST_P(Attention, AnyThreadCountGivesTheSameBits) {
+  const AttentionProblem problem = mixed_problem(82);
+  for (const Mode mode : kModes) {
+    const AttentionResult one = run_attention(problem, in_mode(runtime_with_threads(1), mode));
+    for (const int threads : {2, 3, 5, 64}) {
+      EXPECT_TRUE(same_result_bits(
+          run_attention(problem, in_mode(runtime_with_threads(threads), mode)), one))
+          << threads << " threads";
+    }
+  }
+}
+
+// Many rows, so that the backward works in several chunks whose size depends on the threads.
+TEST_P(Attention, ThreadsDoNotChangeSumsOverManyRows) {
+  const AttentionProblem problem =
+      random_attention({.t_q = 100, .t_k = 30, .heads = 2, .topk = 5}, 83);
+  const AttentionResult one = run_attention(problem, runtime_with_threads(1));
+  for (const int threads : {2, 3, 5}) {
+    EXPECT_TRUE(same_result_bits(run_attention(problem, runtime_with_threads(threads)), one));
+  }
+}
+
+TEST_P(Attention, ModesOfAHostBackendGiveTheSameBits) {
+  const AttentionProblem problem = mixed_problem(84);
+  const AttentionResult first = run_attention(problem, runtime());
+  for (const Mode mode : kModes) {
+    EXPECT_TRUE(same_result_bits(run_attention(problem, in_mode(runtime(), mode)), first));
+  }
+}
+
+void expect_row_of(const AttentionResult& alone, const AttentionResult& batch, std::int64_t t) {
+  EXPECT_TRUE(same_bits(alone.out, batch.out.rows(t, 1))) << "row " << t;
+  EXPECT_TRUE(same_bits(alone.lse, batch.lse.rows(t, 1))) << "row " << t;
+  EXPECT_TRUE(same_bits(alone.max_logits, batch.max_logits.rows(t, 1))) << "row " << t;
+  EXPECT_TRUE(same_bits(alone.grad_q, batch.grad_q.rows(t, 1))) << "row " << t;
+}
+
+TEST_P(Attention, RowAloneGivesTheBitsOfTheBatch) {
+  for (const std::int64_t dim : {512, 576}) {
+    const AttentionProblem problem = mixed_problem(85, dim);
+    const Runtime invariant = in_mode(runtime(), Mode::kInvariant);
+    const AttentionResult batch = run_attention(problem, invariant);
+    for (std::int64_t t = 0; t < problem.t_q(); ++t) {
+      expect_row_of(run_attention(rows_of(problem, t, 1), invariant), batch, t);
+    }
+  }
+}
+
+TEST_P(Attention, PropertyRowAloneGivesTheBitsOfTheBatch) {
+  const Runtime invariant = in_mode(runtime(), Mode::kInvariant);
+  check_property(10, 1002, [&invariant] {
+    const auto seed = *rc::gen::inRange<std::uint64_t>(0, 1 << 20);
+    const AttentionShape shape{*rc::gen::inRange<std::int64_t>(2, 6),
+                               *rc::gen::inRange<std::int64_t>(1, 50),
+                               *rc::gen::inRange<std::int64_t>(1, 20),
+                               *rc::gen::inRange<std::int64_t>(1, 80), 576};
+    const AttentionProblem problem = random_attention(shape, seed);
+    const AttentionResult batch = run_attention(problem, invariant);
+    const std::int64_t t = *rc::gen::inRange<std::int64_t>(0, shape.t_q);
+    const AttentionResult alone = run_attention(rows_of(problem, t, 1), invariant);
+    RC_ASSERT(bool{same_bits(alone.out, batch.out.rows(t, 1))});
+    RC_ASSERT(bool{same_bits(alone.lse, batch.lse.rows(t, 1))});
+    RC_ASSERT(bool{same_bits(alone.grad_q, batch.grad_q.rows(t, 1))});
+  });
+}
+
+TEST_P(Attention, StridedInputsGiveTheBitsOfContiguousOnes) {
+  for (const std::int64_t dim : {512, 576}) {
+    const AttentionProblem contiguous = mixed_problem(86, dim);
+    const AttentionResult want = run_attention(contiguous, runtime());
+    AttentionProblem strided = contiguous;  // the gaps hold NaN
+    strided.q = contiguous.q.with_strides({5 * 700 + 3, 700, 1});
+    strided.kv = contiguous.kv.with_strides({643, 7, 1});
+    strided.topk_indices = contiguous.topk_indices.with_strides({47, 3, 1});
+    strided.grad_out = contiguous.grad_out.with_strides({5 * 513, 513, 1});
+    EXPECT_TRUE(same_result_bits(run_attention(strided, runtime()), want));
+
+    strided.q = contiguous.q.with_strides({577, 7 * 577, 1});  // heads outside, rows inside
+    strided.grad_out = contiguous.grad_out.with_strides({512, 7 * 512, 1});
+    EXPECT_TRUE(same_result_bits(run_attention(strided, runtime()), want));
+  }
+}
+
+TEST_P(Attention, StridedForwardResultsGiveTheSameGradients) {
+  const AttentionProblem problem = mixed_problem(87);
+  const AttentionResult want = run_attention(problem, runtime());
+  const HostTensor out = want.out.with_strides({5 * 515, 515, 1});
+  const HostTensor lse = want.lse.with_strides({9, 1});
+  const HostTensor grad_q(DType::kBFloat16, want.grad_q.shape());
+  const HostTensor grad_kv(DType::kBFloat16, want.grad_kv.shape());
+  AttentionBackwardArgs args;
+  static_cast<SparseAttentionInputs&>(args) = problem.inputs();
+  args.out = out;
+  args.lse = lse;
+  args.grad_out = problem.grad_out;
+  args.grad_q = grad_q;
+  args.grad_kv = grad_kv;
+  attention_backward(args, runtime());
+  EXPECT_TRUE(same_bits(grad_q, want.grad_q));
+  EXPECT_TRUE(same_bits(grad_kv, want.grad_kv));
+}
+
+// A stride of zero repeats a row: one query for all rows, one selection for all rows.
+TEST_P(Attention, RepeatedRowsByZeroStrideAreRight) {
+  AttentionProblem problem = random_attention({.t_q = 4, .t_k = 20, .heads = 3, .topk = 9}, 88);
+  for (std::int64_t t = 1; t < 4; ++t) {
+    for (std::int64_t i = 0; i < 3 * 576; ++i) problem.q.set(t * 3 * 576 + i, problem.q.get(i));
+    for (std::int64_t j = 0; j < 9; ++j) {
+      problem.topk_indices.set(t * 9 + j, problem.topk_indices.get(j));
+    }
+  }
+  const AttentionResult want = run_attention(problem, runtime());
+  AttentionProblem repeated = problem;
+  repeated.q = problem.q.with_strides({0, 576, 1});
+  repeated.topk_indices = problem.topk_indices.with_strides({0, 9, 1});
+  EXPECT_TRUE(same_result_bits(run_attention(repeated, runtime()), want));
+}
+
+TEST_P(Attention, UnalignedPointersGiveTheSameBits) {
+  for (const std::int64_t dim : {512, 576}) {
+    const AttentionProblem aligned = mixed_problem(89, dim);
+    const AttentionResult want = run_attention(aligned, runtime(), DType::kFloat32);
+    AttentionProblem problem = aligned;
+    problem.q = aligned.q.with_unaligned_memory();
+    problem.kv = aligned.kv.with_unaligned_memory();
+    problem.topk_indices = aligned.topk_indices.with_unaligned_memory();
+    problem.grad_out = aligned.grad_out.with_unaligned_memory();
+    problem.topk_length = aligned.topk_length->with_unaligned_memory();
+    problem.attn_sink = aligned.attn_sink->with_unaligned_memory();
+    EXPECT_TRUE(same_result_bits(run_attention(problem, runtime(), DType::kFloat32), want));
+  }
+}
+
+TEST_P(Attention, UnalignedOutputsGiveTheSameBits) {
+  const AttentionProblem problem = mixed_problem(90);
+  for (const DType grad_kv_dtype : {DType::kBFloat16, DType::kFloat32}) {
+    const AttentionResult want = run_attention(problem, runtime(), grad_kv_dtype);
+    AttentionForwardArgs forward;
+    static_cast<SparseAttentionInputs&>(forward) = problem.inputs();
+    const HostTensor out = HostTensor::unaligned(DType::kBFloat16, want.out.shape());
+    const HostTensor lse = HostTensor::unaligned(DType::kFloat32, want.lse.shape());
+    const HostTensor max_logits = HostTensor::unaligned(DType::kFloat32, want.lse.shape());
+    forward.out = out;
+    forward.lse = lse;
+    forward.max_logits = max_logits;
+    attention_forward(forward, runtime());
+    EXPECT_TRUE(same_bits(out, want.out));
+    EXPECT_TRUE(same_bits(lse, want.lse));
+    EXPECT_TRUE(same_bits(max_logits, want.max_logits));
+
+    AttentionBackwardArgs backward;
+    static_cast<SparseAttentionInputs&>(backward) = problem.inputs();
+    const HostTensor grad_q = HostTensor::unaligned(DType::kBFloat16, want.grad_q.shape());
+    const HostTensor grad_kv = HostTensor::unaligned(grad_kv_dtype, want.grad_kv.shape());
+    const HostTensor grad_sink = HostTensor::unaligned(DType::kFloat32, {problem.heads()});
+    backward.out = out;
+    backward.lse = lse;
+    backward.grad_out = problem.grad_out;
+    backward.grad_q = grad_q;
+    backward.grad_kv = grad_kv;
+    backward.grad_attn_sink = grad_sink;
+    attention_backward(backward, runtime());
+    EXPECT_TRUE(same_bits(grad_q, want.grad_q));
+    EXPECT_TRUE(same_bits(grad_kv, want.grad_kv));
+    EXPECT_TRUE(same_bits(grad_sink, *want.grad_attn_sink));
+    EXPECT_TRUE(grad_kv.bands_intact() && grad_q.bands_intact() && out.bands_intact());
+  }
+}
+
+// FAULTS: hidden state between calls.
+TEST_P(Attention, CallsDoNotRememberEachOther) {
+  const AttentionProblem first = mixed_problem(91);
+  AttentionProblem second = mixed_problem(92);
+  const AttentionResult want_first = run_attention(first, runtime());
+  const AttentionResult want_second = run_attention(second, runtime());
+  // forward 1, forward 2, backward 1, backward 2
+  const AttentionResult f1 = run_forward(first, runtime());
+  const AttentionResult f2 = run_forward(second, runtime());
+  EXPECT_TRUE(same_bits(f1.out, want_first.out));
+  EXPECT_TRUE(same_bits(f2.out, want_second.out));
+  const auto gradients = [&](const AttentionProblem& problem, const AttentionResult& forward,
+                             const AttentionResult& want) {
+    const HostTensor grad_q(DType::kBFloat16, want.grad_q.shape());
+    const HostTensor grad_kv(DType::kBFloat16, want.grad_kv.shape());
+    AttentionBackwardArgs args;
+    static_cast<SparseAttentionInputs&>(args) = problem.inputs();
+    args.out = forward.out;
+    args.lse = forward.lse;
+    args.grad_out = problem.grad_out;
+    args.grad_q = grad_q;
+    args.grad_kv = grad_kv;
+    attention_backward(args, runtime());
+    EXPECT_TRUE(same_bits(grad_q, want.grad_q));
+    EXPECT_TRUE(same_bits(grad_kv, want.grad_kv));
+  };
+  gradients(first, f1, want_first);
+  gradients(second, f2, want_second);
+}
+
+TEST_P(Attention, CallsFromSeveralThreadsDoNotDisturbEachOther) {
+  const AttentionProblem problems[] = {mixed_problem(93), mixed_problem(94, 512)};
+  const AttentionResult want[] = {run_attention(problems[0], runtime()),
+                                  run_attention(problems[1], runtime())};
+  std::vector<std::string> failures(2);
+  const auto work = [&](std::size_t i) {
+    for (int repeat = 0; repeat < 5; ++repeat) {
+      const auto same = same_result_bits(run_attention(problems[i], runtime()), want[i]);
+      if (!same) failures[i] = same.message();
+    }
+  };
+  std::thread other(work, 1);
+  work(0);
+  other.join();
+  EXPECT_EQ(failures, std::vector<std::string>(2));
+}
+
+// An input in the caller's hands is read only.
+TEST_P(Attention, InputsAreNotWritten) {
+  const AttentionProblem problem = mixed_problem(95);
+  const AttentionProblem before = problem;
+  run_attention(problem, runtime());
+  EXPECT_TRUE(same_bits(problem.q, before.q));
+  EXPECT_TRUE(same_bits(problem.kv, before.kv));
+  EXPECT_TRUE(same_bits(problem.topk_indices, before.topk_indices));
+  EXPECT_TRUE(same_bits(problem.grad_out, before.grad_out));
+  EXPECT_TRUE(same_bits(*problem.topk_length, *before.topk_length));
+  EXPECT_TRUE(same_bits(*problem.attn_sink, *before.attn_sink));
+}
+
+}  // namespace
+}  // namespace flashdsa::test

@@ -1,0 +1,104 @@
+// Which backend a call gets, and what it is told when there is none.
+
+#include "core/dispatch.h"
+
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "tests/support/expect_error.h"
+
+namespace flashdsa::test {
+namespace {
+
+struct Call {
+  std::string cpu_refusal;
+  std::string reference_refusal;
+  std::vector<Backend>* ran;
+};
+
+using Entry = core::Implementation<Call>;
+
+const Entry kSm90{Backend::kSm90, [](const Call&) { return std::string("no such device"); },
+                  [](const Call& call, const Runtime&) { call.ran->push_back(Backend::kSm90); }};
+const Entry kCpu{Backend::kCpu, [](const Call& call) { return call.cpu_refusal; },
+                 [](const Call& call, const Runtime&) { call.ran->push_back(Backend::kCpu); }};
+const Entry kReference{
+    Backend::kReference, [](const Call& call) { return call.reference_refusal; },
+    [](const Call& call, const Runtime&) { call.ran->push_back(Backend::kReference); }};
+
+// Runs a call over the three backends and returns who ran.
+std::vector<Backend> run(Backend backend, const std::string& cpu_refusal = "",
+                         const std::string& reference_refusal = "") {
+  const std::vector<Entry> list = {kSm90, kCpu, kReference};
+  std::vector<Backend> ran;
+  Runtime runtime;
+  runtime.backend = backend;
+  core::dispatch<Call>("op", list, {cpu_refusal, reference_refusal, &ran}, runtime);
+  return ran;
+}
+
+TEST(Dispatch, AutoTakesTheFirstThatTakesTheCall) {
+  EXPECT_EQ(run(Backend::kAuto), std::vector{Backend::kCpu});
+  EXPECT_EQ(run(Backend::kAuto, "float64"), std::vector{Backend::kReference});
+}
+
+TEST(Dispatch, NamedBackendIsTheOnlyChoice) {
+  EXPECT_EQ(run(Backend::kCpu), std::vector{Backend::kCpu});
+  EXPECT_EQ(run(Backend::kReference), std::vector{Backend::kReference});
+  expect_error([] { run(Backend::kCpu, "it takes no float64"); }, ErrorCode::kUnavailable,
+               "op: no backend takes this call with backend cpu (cpu: it takes no float64)");
+}
+
+TEST(Dispatch, ListsTheReasonOfEveryBackend) {
+  expect_error([] { run(Backend::kAuto, "it takes no float64", "too slow"); },
+               ErrorCode::kUnavailable,
+               "op: no backend takes this call with backend auto (sm90: no such device; cpu: it "
+               "takes no float64; reference: too slow)");
+}
+
+TEST(Dispatch, BackendOutsideTheListIsNotPartOfTheBuild) {
+  expect_error([] { run(Backend::kSm80); }, ErrorCode::kUnavailable,
+               "op: no backend takes this call with backend sm80 (not part of this build)");
+}
+
+void run_throwing(void (*body)(const Call&, const Runtime&)) {
+  const std::vector<Entry> list = {
+      {Backend::kCpu, [](const Call&) { return std::string(); }, body}, kReference};
+  std::vector<Backend> ran;
+  core::dispatch<Call>("op", list, {"", "", &ran}, Runtime{});
+}
+
+TEST(Dispatch, OutOfMemoryIsAnErrorOfTheLibrary) {
+  expect_error([] { run_throwing([](const Call&, const Runtime&) { throw std::bad_alloc(); }); },
+               ErrorCode::kMemory, "op: out of memory");
+}
+
+TEST(Dispatch, ErrorOfTheBackendPassesUnchanged) {
+  const auto fail = [] {
+    run_throwing([](const Call&, const Runtime&) {
+      throw Error(ErrorCode::kMemory, "scratch: expected 5 bytes on cpu, got none");
+    });
+  };
+  expect_error(fail, ErrorCode::kMemory, "scratch: expected 5 bytes on cpu, got none");
+}
+
+TEST(ErrorType, CarriesEveryCodeAndItsSentence) {
+  for (const ErrorCode code :
+       {ErrorCode::kType, ErrorCode::kValue, ErrorCode::kData, ErrorCode::kUnavailable,
+        ErrorCode::kMemory, ErrorCode::kDevice, ErrorCode::kInternal}) {
+    expect_error([&] { throw Error(code, "op: a sentence"); }, code, "op: a sentence");
+  }
+}
+
+TEST(ErrorType, IsARuntimeError) {
+  try {
+    throw Error(ErrorCode::kDevice, "cuda: gone");
+  } catch (const std::runtime_error& error) {
+    EXPECT_STREQ(error.what(), "cuda: gone");
+  }
+}
+
+}  // namespace
+}  // namespace flashdsa::test

@@ -1,0 +1,65 @@
+// flashdsa info: what this build is and what this machine offers it.
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <fstream>
+#include <memory>
+
+#include "flashdsa/flashdsa.h"
+#include "tools/command.h"
+#include "tools/options.h"
+#include "tools/report.h"
+
+namespace flashdsa::tools {
+namespace {
+
+constexpr auto kName = "info";
+
+// The processor's name as the kernel tells it.
+std::string cpu_name() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    const auto colon = line.find(": ");
+    if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
+  }
+  return "unknown CPU";
+}
+
+void add_backends(Report& report) {
+  std::vector<std::vector<std::string>> rows = {{"backend", "available", "detail"}};
+  auto list = nlohmann::ordered_json::array();
+  for (const BackendStatus& status : backends()) {
+    const std::string name(backend_name(status.backend));
+    rows.push_back({name, status.available ? "yes" : "no", status.detail});
+    list.push_back({{"name", name}, {"available", status.available}, {"detail", status.detail}});
+  }
+  report.add_block("backends", std::move(list), format_table(rows));
+}
+
+void execute(const RuntimeOptions& options) {
+  const Runtime runtime = options.make();
+  std::vector<std::string> features;
+  for (const SimdTarget target : simd_targets()) features.emplace_back(simd_target_name(target));
+  Report report(kName);
+  report.add("flashdsa", "version", std::string(version()));
+  report.add("build", "build", std::string(build_description()));
+  report.add("CPU features", "cpu_features", features, fmt::format("{}", fmt::join(features, ", ")));
+  report.add("threads", "threads", runtime.threads > 0 ? runtime.threads : hardware_threads());
+  report.add("devices", "devices", nlohmann::ordered_json::array({cpu_name()}), cpu_name());
+  report.add("chosen backend", "backend", std::string(backend_name(effective_backend(runtime))));
+  add_backends(report);
+  report.print(options.json());
+}
+
+}  // namespace
+
+void add_info_command(CLI::App& app, int&) {
+  const auto options = std::make_shared<RuntimeOptions>(kName);
+  CLI::App* command =
+      app.add_subcommand(kName, "Show version, build, CPU features, devices and backends");
+  options->add_to(*command);
+  command->callback([options] { execute(*options); });
+}
+
+}  // namespace flashdsa::tools

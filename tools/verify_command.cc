@@ -1,0 +1,120 @@
+// flashdsa verify: a backend's results against the reference's FP64 ones. SPEC section 8.
+
+#include <fmt/format.h>
+
+#include <memory>
+
+#include "flashdsa/error.h"
+#include "tools/command.h"
+#include "tools/pipeline.h"
+#include "tools/selection_summary.h"
+#include "tools/verify_attention.h"
+#include "tools/verify_selection.h"
+
+namespace flashdsa::tools {
+namespace {
+
+constexpr auto kName = "verify";
+constexpr auto kTensors = R"(Runs what the tensors of IN allow:
+  the selection   index_q, index_k, head_weights, cu_seqlens (see `flashdsa topk --help`)
+  the attention   q, kv and topk_indices, or the selection's (see `flashdsa attend --help`);
+                  backward too with grad_out
+and compares it with the reference backend on FP64 copies of the same inputs. Exit code 1 when a
+bound of SPEC section 8 is broken.)";
+
+struct Options {
+  std::string in;
+  std::string grad_kv_dtype;
+  RuntimeOptions runtime{kName};
+  ScalarOptions scalars{kName};
+};
+
+bool is_host(Backend backend) {
+  return backend == Backend::kCpu || backend == Backend::kReference;
+}
+
+Selection verified_selection(const Input& input, Stages& stages, Report& report,
+                             ErrorTable& table) {
+  const std::int64_t topk = read_index_topk(input);
+  const PackedMetadata metadata = stages.run(
+      "metadata", [&](const Runtime& runtime) { return build_metadata(input, runtime); });
+  const IndexerTensors tensors = load_indexer(input);
+  Selection selection = stages.run("topk", [&](const Runtime& runtime) {
+    return select_keys(tensors, metadata, topk, /*scores=*/true, runtime);
+  });
+  stages.run("verify topk", [&](const Runtime& runtime) {
+    verify_selection(table, tensors, metadata, selection, runtime);
+  });
+  describe_metadata(report, metadata);
+  describe_selection(report, metadata, selection);
+  return selection;
+}
+
+void verified_attention(const Input& input, Selection selection,
+                        std::optional<DType> grad_kv_dtype, Stages& stages, Report& report,
+                        ErrorTable& table) {
+  const AttentionTensors tensors = load_attention(input, std::move(selection));
+  AttentionResults results = stages.run(
+      "forward", [&](const Runtime& runtime) { return attend_forward(tensors, runtime); });
+  if (tensors.grad_out) {
+    stages.run("backward", [&](const Runtime& runtime) {
+      attend_backward(tensors, grad_kv_dtype, results, runtime);
+    });
+  }
+  stages.run("verify attention", [&](const Runtime& runtime) {
+    verify_attention(table, tensors, results, is_host(effective_backend(runtime)), runtime);
+  });
+  describe_attention(report, tensors);
+}
+
+void execute(Options& options, int& exit_code) {
+  Runtime chosen = options.runtime.make();
+  const auto grad_kv_dtype = parse_grad_kv_dtype(kName, options.grad_kv_dtype);
+  const Input input(kName, options.in, options.scalars);
+  const bool has_indexer = input.has("index_q") || input.has("index_k");
+  const bool has_attention = input.has("q") || input.has("kv");
+  if (!has_indexer && !has_attention) {
+    throw Error(ErrorCode::kValue,
+                fmt::format("verify: IN must hold index_q, index_k and head_weights, or q and kv, "
+                            "{} has none of them",
+                            options.in));
+  }
+  if (has_attention) {
+    input.require({"q", "kv"});
+    if (!has_indexer) input.require({"topk_indices"});
+    read_softmax_scale(input);
+    chosen.mode = read_mode(input);
+  }
+  Stages stages(chosen);
+  Report report(kName);
+  ErrorTable table;
+  Selection selection;
+  if (has_indexer) selection = verified_selection(input, stages, report, table);
+  if (has_attention) {
+    if (input.has("topk_indices")) selection = load_selection(input);
+    verified_attention(input, std::move(selection), grad_kv_dtype, stages, report, table);
+  }
+  stages.describe(report);
+  report.add("result", "ok", table.ok(), table.ok() ? "all bounds hold" : "FAILED");
+  report.add_block("errors", table.json(), table.text());
+  report.print(options.runtime.json());
+  if (!table.ok()) exit_code = kVerificationFailed;
+}
+
+}  // namespace
+
+void add_verify_command(CLI::App& app, int& exit_code) {
+  const auto options = std::make_shared<Options>();
+  CLI::App* command =
+      app.add_subcommand(kName, "Compare a backend with the FP64 reference, as a table of errors");
+  command->add_option("IN", options->in, "Safetensors file")->required();
+  add_grad_kv_dtype(*command, options->grad_kv_dtype);
+  add_topk_scalars(*command, options->scalars);
+  add_metadata_scalars(*command, options->scalars);
+  add_attention_scalars(*command, options->scalars);
+  options->runtime.add_to(*command);
+  command->footer(kTensors);
+  command->callback([options, &exit_code] { execute(*options, exit_code); });
+}
+
+}  // namespace flashdsa::tools
