@@ -14,6 +14,22 @@ enum class QueryMode : std::uint8_t {
   kGeneral,     ///< any strictly increasing list: zigzag and striped context-parallel shards
 };
 
+/// What a capture-safe build leaves in PackedMetadata::status: the first rule that the input
+/// breaks, in this order.
+enum class MetadataStatus : std::int32_t {
+  kGood = 0,
+  kCuSeqlensStart = 1,   ///< cu_seqlens does not start at 0
+  kCuSeqlensOrder = 2,   ///< cu_seqlens does not increase
+  kPaddedStart = 3,      ///< the storage boundaries do not start at 0
+  kPaddedOrder = 4,      ///< the storage boundaries do not increase
+  kPaddedEnd = 5,        ///< the storage does not end at total_key_tokens
+  kPaddedBelowReal = 6,  ///< a padded length is below the real one
+  kMaxSeqlen = 7,        ///< max_seqlen is not the largest real length
+  kPositionOutside = 8,  ///< a query position outside the storage
+  kPositionGap = 9,      ///< the positions are not one interval in contiguous mode
+  kPositionOrder = 10,   ///< the positions do not increase
+};
+
 /// Inputs of `prepare_packed_metadata`. SPEC section 2. All tensors are contiguous and lie on one
 /// device.
 struct PackedMetadataArgs {
@@ -27,6 +43,14 @@ struct PackedMetadataArgs {
   std::optional<TensorView> padding_mask;       ///< bool [T_q], true = padding
   QueryMode query_mode = QueryMode::kContiguous;
   bool lenient = false;  ///< allow documents of real length 0 (a tail of repeated boundaries)
+
+  /// Build for CUDA graph capture: sizes follow from shapes alone, nothing synchronises with the
+  /// host. segment_cu_q and segment_cu_k have N+1 entries and q_causal_offsets N (the tails repeat
+  /// the last offset, or hold 0), key_source_indices T_k entries (-1 behind the prefixes),
+  /// valid_row_indices is absent, max_seqlen_q is T_q, max_seqlen_k is T_k, all_rows_nonempty is
+  /// false. Bad tensor contents do not throw: they set `status` and make every row empty.
+  bool capture_safe = false;
+  bool key_sources = true;  ///< false: leave key_source_indices out of a capture-safe build
 };
 
 /// Where every local query row finds its keys, and the segments of rows that share a document.
@@ -45,6 +69,7 @@ struct PackedMetadata {
   std::int64_t max_seqlen_k = 0;             ///< longest segment in keys
   std::int64_t total_key_tokens = 0;
   bool all_rows_nonempty = false;  ///< every row has at least one key
+  std::optional<Tensor> status;    ///< int32 [1], a MetadataStatus; of capture-safe builds only
 };
 
 /// Builds the metadata of packed THD rows.

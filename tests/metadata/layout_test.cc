@@ -12,7 +12,9 @@ namespace {
 
 using Numbers = std::vector<std::int64_t>;
 
-std::string text_of(const Numbers& numbers) { return fmt::format("[{}]", fmt::join(numbers, ", ")); }
+std::string text_of(const Numbers& numbers) {
+  return fmt::format("[{}]", fmt::join(numbers, ", "));
+}
 
 template <typename T>
 std::string text_of(const std::optional<std::vector<T>>& numbers) {
@@ -83,7 +85,8 @@ std::string text(const MetadataFields& fields) {
 
 std::string text(const PackedLayout& layout) {
   return fmt::format(
-      "cu_seqlens [{}] total_key_tokens {} cu_seqlens_padded {} query_indices {} padding_mask {} {} "
+      "cu_seqlens [{}] total_key_tokens {} cu_seqlens_padded {} query_indices {} padding_mask {} "
+      "{} "
       "{}",
       fmt::join(layout.cu_seqlens, ", "), layout.total_key_tokens,
       text_of(layout.cu_seqlens_padded), text_of(layout.query_indices),

@@ -37,8 +37,7 @@ PackedLayout draw_documents() {
 // No list, one interval, or any ascending list.
 void draw_queries(PackedLayout& layout) {
   const std::int64_t total = layout.total_key_tokens;
-  layout.query_mode =
-      *rc::gen::arbitrary<bool>() ? QueryMode::kGeneral : QueryMode::kContiguous;
+  layout.query_mode = *rc::gen::arbitrary<bool>() ? QueryMode::kGeneral : QueryMode::kContiguous;
   layout.narrow_indices = *rc::gen::arbitrary<bool>();
   if (*rc::gen::inRange(0, 4) == 0) return;
   const auto first = *rc::gen::inRange<std::int64_t>(0, total);
@@ -53,9 +52,8 @@ void draw_queries(PackedLayout& layout) {
 
 void draw_mask(PackedLayout& layout) {
   if (*rc::gen::arbitrary<bool>()) return;
-  const std::size_t rows = layout.query_indices
-                               ? layout.query_indices->size()
-                               : static_cast<std::size_t>(layout.total_key_tokens);
+  const std::size_t rows = layout.query_indices ? layout.query_indices->size()
+                                                : static_cast<std::size_t>(layout.total_key_tokens);
   layout.padding_mask.emplace();
   for (std::size_t t = 0; t < rows; ++t) {
     layout.padding_mask->push_back(*rc::gen::arbitrary<bool>() ? 1 : 0);

@@ -44,9 +44,9 @@ TEST(MetadataRefusals, TheCallThatTheyChangeIsGood) {
 }
 
 TEST(MetadataRefusals, TotalKeyTokensHasARange) {
-  for (const std::int64_t total : {std::int64_t{0}, std::int64_t{-1}, std::int64_t{2147483647},
-                                   std::numeric_limits<std::int64_t>::max(),
-                                   std::numeric_limits<std::int64_t>::min()}) {
+  for (const std::int64_t total :
+       {std::int64_t{0}, std::int64_t{-1}, std::int64_t{2147483647},
+        std::numeric_limits<std::int64_t>::max(), std::numeric_limits<std::int64_t>::min()}) {
     PackedLayout layout = compact();
     layout.total_key_tokens = total;
     expect_refused(layout,
@@ -102,11 +102,9 @@ TEST(MetadataRefusals, CuSeqlensStart) {
 TEST(MetadataRefusals, CuSeqlensNotStrictlyIncreasing) {
   PackedLayout layout = good();
   layout.cu_seqlens[2] = 3;
-  expect_refused(layout,
-                 "cu_seqlens must be strictly increasing, got 3 before 3 at document 1");
+  expect_refused(layout, "cu_seqlens must be strictly increasing, got 3 before 3 at document 1");
   layout.cu_seqlens[2] = 2;
-  expect_refused(layout,
-                 "cu_seqlens must be strictly increasing, got 3 before 2 at document 1");
+  expect_refused(layout, "cu_seqlens must be strictly increasing, got 3 before 2 at document 1");
   layout.cu_seqlens[2] = std::numeric_limits<std::int32_t>::min();  // the difference wraps
   expect_refused(layout,
                  "cu_seqlens must be strictly increasing, got 3 before -2147483648 at document 1");
@@ -156,15 +154,16 @@ TEST(MetadataRefusals, CompactStorageEnd) {
 TEST(MetadataRefusals, PaddedLengthBelowTheRealOne) {
   PackedLayout layout = good();
   layout.cu_seqlens_padded = {0, 4, 7, 12};
-  expect_refused(layout, "cu_seqlens_padded must give document 1 at least its real length 4, got 3");
+  expect_refused(layout,
+                 "cu_seqlens_padded must give document 1 at least its real length 4, got 3");
 }
 
 TEST(MetadataRefusals, MaxSeqlenThatIsNotTheLargest) {
   for (const std::int64_t longest : {0, 3, 5, -4}) {
     PackedLayout layout = good();
     layout.max_seqlen = longest;
-    expect_refused(layout, "max_seqlen must be the largest real length 4, got " +
-                               std::to_string(longest));
+    expect_refused(layout,
+                   "max_seqlen must be the largest real length 4, got " + std::to_string(longest));
   }
 }
 
@@ -180,8 +179,7 @@ TEST(MetadataRefusals, QueryDtype) {
 TEST(MetadataRefusals, QueryRank) {
   PackedLayout layout = good();
   PackedMetadataArgs args = layout.args();
-  args.query_indices =
-      TensorView::contiguous(layout.query_indices->data(), DType::kInt64, {8, 1});
+  args.query_indices = TensorView::contiguous(layout.query_indices->data(), DType::kInt64, {8, 1});
   expect_refused(args, ErrorCode::kValue,
                  "query_indices must be int32 or int64 [T_q] with T_q in 1..2147483646, got int64 "
                  "[8, 1]");
@@ -300,7 +298,8 @@ TEST(MetadataRefusals, RealTokensWithoutStorageWithTheLenientOption) {
   PackedLayout layout = good();
   layout.lenient = true;
   layout.cu_seqlens_padded = {0, 4, 4, 12};
-  expect_refused(layout, "cu_seqlens_padded must give document 1 at least its real length 4, got 0");
+  expect_refused(layout,
+                 "cu_seqlens_padded must give document 1 at least its real length 4, got 0");
 }
 
 TEST(MetadataRefusals, StorageWithoutARow) {
@@ -325,7 +324,8 @@ TEST(MetadataRefusals, CudaTensorsInABuildWithoutCuda) {
   args.cu_seqlens.device = {DeviceKind::kCuda, 0};
   args.cu_seqlens.data = reinterpret_cast<void*>(std::uintptr_t{64});  // must not be read
   expect_refused(args, ErrorCode::kUnavailable,
-                 "no backend takes this call (cpu: the tensors are not on the host)");
+                 "no backend takes this call with backend auto (cpu: the tensors are not on the "
+                 "host; reference: the tensors are not on the host)");
 }
 
 TEST(MetadataRefusals, GpuBackendsInABuildWithoutCuda) {
