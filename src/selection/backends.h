@@ -18,6 +18,11 @@ std::string refusal(const CompactParams& params);
 void compact_and_sort(const CompactParams& params, const Runtime& runtime);
 }  // namespace cpu
 
+namespace sm90 {
+std::string refusal(const CompactParams& params);
+void compact_and_sort(const CompactParams& params, const Runtime& runtime);
+}  // namespace sm90
+
 /// Runs the best backend that takes the call. Throws Error(kUnavailable) when none does.
 void dispatch_compact_and_sort(const CompactParams& params, const Runtime& runtime);
 

@@ -8,6 +8,9 @@ namespace flashdsa::selection {
 namespace {
 
 constexpr std::array kCompact = {
+#ifdef FLASHDSA_WITH_SM90
+    core::Implementation<CompactParams>{Backend::kSm90, sm90::refusal, sm90::compact_and_sort},
+#endif
     core::Implementation<CompactParams>{Backend::kCpu, cpu::refusal, cpu::compact_and_sort},
     core::Implementation<CompactParams>{Backend::kReference, reference::refusal,
                                         reference::compact_and_sort},
