@@ -10,8 +10,12 @@
 
 #include "flashdsa/error.h"
 #include "tools/command.h"
+#include "tools/options.h"
+#include "tools/output_file.h"
+#include "tools/report.h"
 #include "tools/safetensors.h"
 #include "tools/synth_batch.h"
+#include "tools/synth_options.h"
 
 namespace flashdsa::tools {
 namespace {
@@ -36,8 +40,7 @@ struct SynthArgs {
   std::int64_t topk = 0;
   std::int64_t head_dim = 0;
   std::vector<std::string> texts;
-  std::string backend = "auto";
-  bool json = false;
+  RuntimeOptions runtime{"synth"};
   BatchOptions batch;
 };
 
@@ -47,6 +50,10 @@ ModelShape shape_of(const SynthArgs& args) {
   if (args.index_heads > 0) shape.index_heads = args.index_heads;
   if (args.topk > 0) shape.topk = args.topk;
   if (args.head_dim > 0) shape.head_dim = args.head_dim;
+  if (shape.head_dim != 512 && shape.head_dim != 576) {
+    throw Error(ErrorCode::kValue,
+                fmt::format("synth: --head-dim must be 512 or 576, got {}", shape.head_dim));
+  }
   return shape;
 }
 
@@ -66,6 +73,7 @@ Batch build(const SynthArgs& args) {
                 fmt::format("synth: --cp-rank must be below --cp-size = {}, got {}", args.cp_size,
                             args.cp_rank));
   }
+  const ModelShape shape = shape_of(args);
   std::vector<std::string> texts;
   if (!args.texts.empty()) texts = read_texts(args.texts, args.tokens);
   PackedLayout layout = pack_documents(lengths_of(args, texts), args.pad_to);
@@ -75,16 +83,8 @@ Batch build(const SynthArgs& args) {
     take_rank(layout, options.general_queries ? CpOrder::kZigzag : CpOrder::kContiguous,
               args.cp_rank, args.cp_size);
   }
-  const ModelShape shape = shape_of(args);
   if (!texts.empty()) return text_batch(shape, std::move(layout), texts, options);
   return random_batch(shape, std::move(layout), options);
-}
-
-void write(const Batch& batch, const std::string& path) {
-  SafetensorsWriter writer;
-  for (const auto& [name, tensor] : batch.tensors) writer.add(name, tensor);
-  for (const auto& [name, value] : batch.metadata) writer.add_metadata(name, value);
-  writer.write(path);
 }
 
 void print_json(const Batch& batch, const std::string& path) {
@@ -113,65 +113,77 @@ void print_table(const Batch& batch, const std::string& path) {
   }
 }
 
-void add_options(CLI::App& command, SynthArgs& args) {
-  command.add_option("OUT", args.out, "safetensors file to write")->required();
+// The file appears only when its description has been printed.
+void deliver(const Batch& batch, const std::string& path, bool as_json) {
+  SafetensorsWriter writer;
+  for (const auto& [name, tensor] : batch.tensors) writer.add(name, tensor);
+  for (const auto& [name, value] : batch.metadata) writer.add_metadata(name, value);
+  OutputFile file = writer.stage(path);
+  if (path != "/dev/stdout") {
+    (as_json ? print_json : print_table)(batch, path);
+    flush_stdout();
+  }
+  file.commit();
+}
+
+void add_size_options(CLI::App& command, SynthArgs& args) {
   const auto names = preset_names();
-  command.add_option("--preset", args.preset, "model whose sizes are used (default glm5.2)")
+  command.add_option("--preset", args.preset, "Model whose sizes are used; default glm5.2")
       ->check(CLI::IsMember(std::vector<std::string>(names.begin(), names.end())));
-  command.add_option("--tokens", args.tokens, "real tokens of the batch (default 8192)")
-      ->check(CLI::Range(std::int64_t{1}, kMaxTokens));
+  add_integer_option(command, "--heads", args.heads, 1, 128, "H, attention heads");
+  add_integer_option(command, "--index-heads", args.index_heads, 1, 64, "H_index, indexer heads");
+  add_integer_option(command, "--topk", args.topk, 1, 2048, "K, selection width");
+  add_integer_option(command, "--head-dim", args.head_dim, 512, 576, "D, 576 or 512 (no rope)");
+}
+
+void add_layout_options(CLI::App& command, SynthArgs& args) {
+  add_integer_option(command, "--tokens", args.tokens, 1, kMaxTokens,
+                     "Real tokens of the batch; default 8192");
   auto* documents =
-      command.add_option("--documents", args.documents,
-                         "number of documents (default: lengths log-uniform in 100..4000)");
-  documents->check(CLI::Range(std::int64_t{1}, kMaxTokens));
-  command.add_option("--pad-to", args.pad_to, "storage of a document is a multiple of this")
-      ->check(CLI::Range(std::int64_t{1}, kMaxTokens));
-  command.add_option("--cp-rank,--cp_rank", args.cp_rank, "write the query rows of this rank only")
-      ->check(CLI::Range(std::int64_t{0}, kMaxTokens));
-  command.add_option("--cp-size,--cp_size", args.cp_size, "ranks of context parallelism")
-      ->check(CLI::Range(std::int64_t{1}, kMaxTokens));
-  command.add_option("--cp-order,--cp_order", args.cp_order, "how ranks cut the storage")
+      add_integer_option(command, "--documents", args.documents, 1, kMaxTokens,
+                         "Number of documents; default: lengths log-uniform in 100..4000");
+  add_integer_option(command, "--pad-to", args.pad_to, 1, kMaxTokens,
+                     "Storage of every document is a multiple of this; default 1");
+  add_integer_option(command, "--cp-size", args.cp_size, 1, kMaxTokens,
+                     "Ranks of context parallelism; default 1");
+  add_integer_option(command, "--cp-rank", args.cp_rank, 0, kMaxTokens,
+                     "Write the query rows of this rank; default 0");
+  command.add_option("--cp-order", args.cp_order, "How ranks cut the storage; default contiguous")
       ->check(CLI::IsMember({"contiguous", "zigzag"}));
-  command.add_option("--heads", args.heads, "H, attention heads")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{128}));
-  command.add_option("--index-heads,--index_heads", args.index_heads, "H_index, indexer heads")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{64}));
-  command.add_option("--topk,--index-topk,--index_topk", args.topk, "K, selection width")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{2048}));
-  command.add_option("--head-dim,--head_dim", args.head_dim, "D, 576 or 512 (no rope)")
-      ->check(CLI::IsMember(std::vector<std::int64_t>{576, 512}));
-  auto* overlap = command.add_option("--overlap", args.batch.overlap,
-                                     "share of keys that neighbouring selections have in common");
-  overlap->check(CLI::Range(0.0, 1.0));
-  command.add_option("--seed", args.batch.seed, "seed of all random numbers (default 1)");
-  command.add_flag("--grad,!--no-grad", args.batch.grad, "write grad_out (default)");
-  command.add_flag("--sink", args.batch.sink, "write attn_sink");
-  command.add_flag("--padding-mask,--padding_mask", args.batch.padding_mask,
-                   "write padding_mask; the last document absorbs its padding");
-  command.add_flag("--poison-padding,--poison_padding", args.batch.poison_padding,
-                   "padding rows hold NaN instead of zero");
-  command.add_option("--text", args.texts, "text files, one document each, bytes are tokens")
+  auto* overlap = add_real_option(command, "--overlap", args.batch.overlap, 0, 1,
+                                  "Share of keys that the selections of neighbouring rows have in "
+                                  "common; default 0.9");
+  command
+      .add_option("--text", args.texts,
+                  "Text files in place of random numbers: one document each, bytes are tokens")
       ->excludes(documents)
       ->excludes(overlap);
-  command.add_option("--threads", args.batch.threads, "threads (default: all)")
-      ->check(CLI::Range(0, 65536));
-  command
-      .add_option("--backend", args.backend, "accepted as by every command; no kernel runs here")
-      ->check(CLI::IsMember({"auto", "cpu", "reference", "sm90", "sm80"}));
-  command.add_flag("--json", args.json, "describe the file as one JSON object");
+}
+
+void add_content_options(CLI::App& command, SynthArgs& args) {
+  command.add_option("--seed", args.batch.seed, "Seed of all random numbers; default 1");
+  command.add_flag("--grad,!--no-grad", args.batch.grad, "Write grad_out; the default");
+  command.add_flag("--sink", args.batch.sink, "Write attn_sink");
+  command.add_flag("--padding-mask", args.batch.padding_mask,
+                   "Write padding_mask; the last document absorbs its padding");
+  command.add_flag("--poison-padding", args.batch.poison_padding,
+                   "Padding rows hold NaN instead of zero");
 }
 
 }  // namespace
 
 void add_synth_command(CLI::App& app, int& exit_code) {
-  CLI::App* command = app.add_subcommand("synth", "write a realistic input file");
+  CLI::App* command = app.add_subcommand("synth", "Write a realistic input file");
   const auto args = std::make_shared<SynthArgs>();
-  add_options(*command, *args);
+  command->add_option("OUT", args->out, "Safetensors file to write")->required();
+  add_size_options(*command, *args);
+  add_layout_options(*command, *args);
+  add_content_options(*command, *args);
+  args->runtime.add_to(*command);
   command->callback([args, &exit_code] {
+    args->batch.threads = args->runtime.make().threads;
     SafetensorsWriter::check_writable(args->out);
-    const Batch batch = build(*args);
-    write(batch, args->out);
-    (args->json ? print_json : print_table)(batch, args->out);
+    deliver(build(*args), args->out, args->runtime.json());
     exit_code = kSuccess;
   });
 }

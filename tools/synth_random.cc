@@ -2,10 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <thread>
-#include <vector>
 
 #include "flashdsa/runtime.h"
+#include "tools/parallel.h"
 
 namespace flashdsa::tools {
 
@@ -35,15 +34,12 @@ double portable_cos_turns(double turns) { return portable_sin_turns(turns + 0.25
 
 void parallel_ranges(int threads, std::int64_t count,
                      const std::function<void(std::int64_t begin, std::int64_t end)>& body) {
-  const std::int64_t available = threads > 0 ? threads : hardware_threads();
-  const std::int64_t team =
-      std::clamp<std::int64_t>(available, 1, std::max<std::int64_t>(count, 1));
-  std::vector<std::jthread> workers;
-  for (std::int64_t i = 1; i < team; ++i) {
-    workers.emplace_back(
-        [&body, i, team, count] { body(count * i / team, count * (i + 1) / team); });
-  }
-  body(0, count / team);
+  constexpr std::int64_t kPiecesPerThread = 8;  // evens out pieces of unequal cost
+  const int team = threads > 0 ? threads : hardware_threads();
+  const std::int64_t pieces = std::min(count, team * kPiecesPerThread);
+  parallel_for(team, pieces, [&](std::int64_t piece) {
+    body(count * piece / pieces, count * (piece + 1) / pieces);
+  });
 }
 
 }  // namespace flashdsa::tools

@@ -85,7 +85,7 @@ double portable_sin_turns(double turns);
 double portable_cos_turns(double turns);
 
 /// Calls body(begin, end) for pieces that cover [0, count), on up to `threads` threads (0: all that
-/// the process may use). The result must not depend on the cut. `body` must not throw.
+/// the process may use). The result must not depend on the cut.
 void parallel_ranges(int threads, std::int64_t count,
                      const std::function<void(std::int64_t begin, std::int64_t end)>& body);
 

@@ -1,7 +1,7 @@
 // Real text through a small fixed model: see docs/synth.md.
 //
-//   token, short, long   [32] each: the byte's embedding, and its running means over about 3 and 50
-//                        tokens, each scaled to unit root mean square
+//   token, short, long   [32] each: the byte's embedding, and its running means over about 10 and
+//                        100 tokens, each scaled to unit root mean square
 //   x = (token, short, long)                                                        [96]
 //   index_k = rope(W_k x);  index_q[h] = rope(sum over the parts of gain[h, part] * (W_k x)_part)
 //   head_weights[h] = (1 + 0.25 v_h . x) * H_index^-0.5 * 128^-0.5
@@ -22,6 +22,8 @@
 #include <numeric>
 
 #include "flashdsa/error.h"
+#include "flashdsa/runtime.h"
+#include "tools/parallel.h"
 #include "tools/synth_batch.h"
 #include "tools/synth_fill.h"
 #include "tools/synth_random.h"
@@ -35,6 +37,7 @@ constexpr std::size_t kHidden = kPart * kParts;
 constexpr std::size_t kQueryRank = 32;
 constexpr std::size_t kIndexDim = 128;
 constexpr std::size_t kRopeDim = 64;
+constexpr std::size_t kValueDim = 512;  // the rope channels of a head follow
 constexpr std::array<float, kParts> kDecay = {0, 0.9f, 0.99f};
 constexpr float kKvNoise = 0.3f;
 
@@ -196,7 +199,7 @@ class TextModel {
     const auto counter = static_cast<std::uint64_t>(position) * head_dim_;
     for (std::size_t c = 0; c < head_dim_; ++c) key[c] = kKvNoise * kv_noise_.normal(counter + c);
     kv_.accumulate(x.data(), 0, kHidden, key.data());
-    if (head_dim_ == 576) Rope::rotate(rope_.at(offset), key.data() + 512);
+    if (head_dim_ > kValueDim) Rope::rotate(rope_.at(offset), key.data() + kValueDim);
     store(key, target);
   }
 
@@ -205,10 +208,10 @@ class TextModel {
     query_down_.accumulate(x.data(), 0, kHidden, low.data());
     std::vector<float> query(heads_ * head_dim_);
     query_up_.accumulate(low.data(), 0, kQueryRank, query.data());
-    if (head_dim_ == 576) {
+    if (head_dim_ > kValueDim) {
       const Rope::Angles angles = rope_.at(offset);
       for (std::size_t head = 0; head < heads_; ++head) {
-        Rope::rotate(angles, query.data() + head * head_dim_ + 512);
+        Rope::rotate(angles, query.data() + head * head_dim_ + kValueDim);
       }
     }
     store(query, target);
@@ -228,6 +231,80 @@ std::vector<float> make_embedding(std::uint64_t seed) {
   std::vector<float> embedding(256 * kPart);
   for (std::size_t i = 0; i < embedding.size(); ++i) embedding[i] = stream.normal(i);
   return embedding;
+}
+
+/// x of every token of every document.
+class TextStates {
+ public:
+  TextStates(std::span<const std::string> texts, const BatchOptions& options)
+      : documents_(texts.size()) {
+    const std::vector<float> embedding = make_embedding(options.seed);
+    parallel_for(options.threads > 0 ? options.threads : hardware_threads(),
+                 static_cast<std::int64_t>(texts.size()), [&](std::int64_t i) {
+                   const auto d = static_cast<std::size_t>(i);
+                   documents_[d] = hidden_states(texts[d], embedding);
+                 });
+  }
+
+  const Hidden& at(const RowPlace& place) const {
+    return documents_[static_cast<std::size_t>(place.document)]
+                     [static_cast<std::size_t>(place.offset)];
+  }
+
+ private:
+  std::vector<std::vector<Hidden>> documents_;
+};
+
+/// Calls body(row, place, x) for every row that is not padding.
+template <typename Body>
+void for_each_token(const RowFill& fill, const TextStates& states, const Body& body) {
+  const auto rows = static_cast<std::int64_t>(fill.places.size());
+  parallel_ranges(fill.threads, rows, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t row = begin; row < end; ++row) {
+      const RowPlace& place = fill.places[static_cast<std::size_t>(row)];
+      if (place.real) body(row, place, states.at(place));
+    }
+  });
+}
+
+void add_indexer(Batch& batch, const TextModel& model, const TextStates& states,
+                 const RowFill& queries, const RowFill& keys) {
+  constexpr auto kWidth = static_cast<std::int64_t>(kIndexDim);
+  const auto t_q = static_cast<std::int64_t>(queries.places.size());
+  const std::int64_t heads = batch.shape.index_heads;
+  const Tensor index_q = Tensor::host(DType::kBFloat16, {t_q, heads, kWidth});
+  const Tensor index_k = Tensor::host(DType::kBFloat16, {batch.layout.total_key_tokens, kWidth});
+  const Tensor head_weights = Tensor::host(DType::kFloat32, {t_q, heads});
+  for_each_token(keys, states, [&](std::int64_t row, const RowPlace& place, const Hidden& x) {
+    model.write_index_key(x, place.offset, index_k.view().as<BFloat16>() + row * kWidth);
+  });
+  for_each_token(queries, states, [&](std::int64_t row, const RowPlace& place, const Hidden& x) {
+    model.write_index_query(x, place.offset, index_q.view().as<BFloat16>() + row * heads * kWidth,
+                            head_weights.view().as<float>() + row * heads);
+  });
+  fill_padding_rows(index_k, keys);
+  fill_padding_rows(index_q, queries);
+  fill_padding_rows(head_weights, queries);
+  batch.tensors.insert(
+      batch.tensors.end(),
+      {{"index_q", index_q}, {"index_k", index_k}, {"head_weights", head_weights}});
+}
+
+void add_attention(Batch& batch, const TextModel& model, const TextStates& states,
+                   const RowFill& queries, const RowFill& keys) {
+  const auto t_q = static_cast<std::int64_t>(queries.places.size());
+  const std::int64_t heads = batch.shape.heads, head_dim = batch.shape.head_dim;
+  const Tensor q = Tensor::host(DType::kBFloat16, {t_q, heads, head_dim});
+  const Tensor kv = Tensor::host(DType::kBFloat16, {batch.layout.total_key_tokens, 1, head_dim});
+  for_each_token(keys, states, [&](std::int64_t row, const RowPlace& place, const Hidden& x) {
+    model.write_key(x, row, place.offset, kv.view().as<BFloat16>() + row * head_dim);
+  });
+  for_each_token(queries, states, [&](std::int64_t row, const RowPlace& place, const Hidden& x) {
+    model.write_query(x, place.offset, q.view().as<BFloat16>() + row * heads * head_dim);
+  });
+  fill_padding_rows(kv, keys);
+  fill_padding_rows(q, queries);
+  batch.tensors.insert(batch.tensors.end(), {{"q", q}, {"kv", kv}});
 }
 
 std::string read_text(const std::string& path) {
@@ -282,65 +359,18 @@ Batch text_batch(const ModelShape& shape, PackedLayout layout, std::span<const s
                  const BatchOptions& options) {
   Batch batch = begin_batch(shape, std::move(layout), options);
   batch.metadata["text"] = "true";
-  const std::vector<float> embedding = make_embedding(options.seed);
-  std::vector<std::vector<Hidden>> hidden(texts.size());
-  parallel_ranges(options.threads, static_cast<std::int64_t>(texts.size()),
-                  [&](std::int64_t begin, std::int64_t end) {
-                    for (auto d = static_cast<std::size_t>(begin);
-                         d < static_cast<std::size_t>(end); ++d) {
-                      hidden[d] = hidden_states(texts[d], embedding);
-                    }
-                  });
-  const auto state_of = [&](const RowPlace& place) -> const Hidden& {
-    return hidden[static_cast<std::size_t>(place.document)][static_cast<std::size_t>(place.offset)];
-  };
-
   const std::vector<RowPlace> rows = query_places(batch.layout);
   const std::vector<RowPlace> storage = key_places(batch.layout);
-  const auto t_q = static_cast<std::int64_t>(rows.size());
-  const std::int64_t t_k = batch.layout.total_key_tokens;
-  const std::int64_t index_width = shape.index_heads * static_cast<std::int64_t>(kIndexDim);
-  const Tensor index_q =
-      Tensor::host(DType::kBFloat16, {t_q, shape.index_heads, std::int64_t{kIndexDim}});
-  const Tensor index_k = Tensor::host(DType::kBFloat16, {t_k, std::int64_t{kIndexDim}});
-  const Tensor head_weights = Tensor::host(DType::kFloat32, {t_q, shape.index_heads});
-  const Tensor q = Tensor::host(DType::kBFloat16, {t_q, shape.heads, shape.head_dim});
-  const Tensor kv = Tensor::host(DType::kBFloat16, {t_k, 1, shape.head_dim});
-  const TextModel model(shape, options.seed);
-  parallel_ranges(options.threads, t_k, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t s = begin; s < end; ++s) {
-      const RowPlace& place = storage[static_cast<std::size_t>(s)];
-      if (!place.real) continue;
-      const Hidden& x = state_of(place);
-      model.write_index_key(x, place.offset,
-                            index_k.view().as<BFloat16>() + s * std::int64_t{kIndexDim});
-      model.write_key(x, s, place.offset, kv.view().as<BFloat16>() + s * shape.head_dim);
-    }
-  });
-  parallel_ranges(options.threads, t_q, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t t = begin; t < end; ++t) {
-      const RowPlace& place = rows[static_cast<std::size_t>(t)];
-      if (!place.real) continue;
-      const Hidden& x = state_of(place);
-      model.write_index_query(x, place.offset, index_q.view().as<BFloat16>() + t * index_width,
-                              head_weights.view().as<float>() + t * shape.index_heads);
-      model.write_query(x, place.offset,
-                        q.view().as<BFloat16>() + t * shape.heads * shape.head_dim);
-    }
-  });
-
   std::vector<std::int32_t> positions(storage.size());
   std::iota(positions.begin(), positions.end(), 0);
   const float padding = options.poison_padding ? std::numeric_limits<float>::quiet_NaN() : 0;
   const RowFill queries{batch.layout.query_positions, rows, padding, options.threads};
   const RowFill keys{positions, storage, padding, options.threads};
-  for (const Tensor& tensor : {index_q, head_weights, q}) fill_padding_rows(tensor, queries);
-  for (const Tensor& tensor : {index_k, kv}) fill_padding_rows(tensor, keys);
-  batch.tensors.insert(batch.tensors.end(), {{"index_q", index_q},
-                                             {"index_k", index_k},
-                                             {"head_weights", head_weights},
-                                             {"q", q},
-                                             {"kv", kv}});
+
+  const TextModel model(shape, options.seed);
+  const TextStates states(texts, options);
+  if (options.indexer) add_indexer(batch, model, states, queries, keys);
+  if (options.attention) add_attention(batch, model, states, queries, keys);
   add_gradient_and_sink(batch, queries, options);
   return batch;
 }

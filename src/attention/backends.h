@@ -21,6 +21,12 @@ void forward(const ForwardParams& params, const Runtime& runtime);
 void backward(const BackwardParams& params, const Runtime& runtime);
 }  // namespace cpu
 
+namespace sm90 {
+std::string refusal(const CommonParams& params);
+void forward(const ForwardParams& params, const Runtime& runtime);
+void backward(const BackwardParams& params, const Runtime& runtime);
+}  // namespace sm90
+
 /// Runs the best backend that takes the call. Throws Error(kUnavailable) when none does.
 void dispatch_forward(const ForwardParams& params, const Runtime& runtime);
 void dispatch_backward(const BackwardParams& params, const Runtime& runtime);

@@ -8,6 +8,10 @@ namespace flashdsa::attention {
 namespace {
 
 constexpr std::array kForward = {
+#ifdef FLASHDSA_WITH_SM90
+    core::Implementation<ForwardParams>{
+        Backend::kSm90, [](const ForwardParams& p) { return sm90::refusal(p); }, sm90::forward},
+#endif
     core::Implementation<ForwardParams>{
         Backend::kCpu, [](const ForwardParams& p) { return cpu::refusal(p); }, cpu::forward},
     core::Implementation<ForwardParams>{
@@ -16,6 +20,10 @@ constexpr std::array kForward = {
 };
 
 constexpr std::array kBackward = {
+#ifdef FLASHDSA_WITH_SM90
+    core::Implementation<BackwardParams>{
+        Backend::kSm90, [](const BackwardParams& p) { return sm90::refusal(p); }, sm90::backward},
+#endif
     core::Implementation<BackwardParams>{
         Backend::kCpu, [](const BackwardParams& p) { return cpu::refusal(p); }, cpu::backward},
     core::Implementation<BackwardParams>{

@@ -61,6 +61,20 @@ TEST_P(Attention, LogitsUpTo200StayAccurate) {
   }
 }
 
+// All logits near 200 or -200, so that their differences lose digits and no row is dominated.
+TEST_P(Attention, LogitsFarFromZeroStayAccurate) {
+  for (const double shift : {56.5, -56.5}) {
+    for (const std::int64_t dim : {512, 576}) {
+      AttentionProblem problem = random_attention({3, 64, 4, 64, dim}, 34);
+      for (std::int64_t s = 0; s < problem.t_k(); ++s) problem.kv.set({s, 0, dim - 1}, 56);
+      for (std::int64_t t = 0; t < problem.t_q(); ++t) {
+        for (std::int64_t h = 0; h < problem.heads(); ++h) problem.q.set({t, h, dim - 1}, shift);
+      }
+      expect_within_spec(problem);
+    }
+  }
+}
+
 TEST_P(Attention, VeryNegativeLogitsStayAccurate) {
   AttentionProblem problem = random_attention({.t_q = 2, .t_k = 20, .heads = 3, .topk = 9}, 29);
   Random random(29);

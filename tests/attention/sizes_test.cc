@@ -1,5 +1,7 @@
 // The smallest and largest problems, and offsets beyond 32 bits.
 
+#include <algorithm>
+
 #include "tests/attention/fixture.h"
 #include "tests/support/mapped_memory.h"
 

@@ -75,14 +75,14 @@ class Input(CommandTest):
 
     def test_file_that_shrinks_while_it_is_read(self):
         """The header is good, the bytes vanish before the tensor is loaded."""
-        rows = 1 << 16
+        rows = 1 << 14
         file = small_problem()
         file.put("kv", "BF16", np.zeros((rows, 1, 576), np.uint16))
         file.put("topk_indices", "I32", np.zeros((12, 1, 4)))
         self.write(file)
         whole = self.source.read_bytes()
         refused = 0
-        for delay in np.linspace(0, 0.05, 40):
+        for delay in np.linspace(0, 0.03, 25):
             self.source.write_bytes(whole)
             process = subprocess.Popen([BINARY, "attend", self.source, self.out],
                                        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
@@ -120,8 +120,7 @@ class OutputFile(CommandTest):
         self.assert_fails(2, "missing/out", "metadata", self.source, self.folder / "missing/out")
 
     def test_full_device(self):
-        for path in ("/dev/full",):
-            self.assert_fails(2, [path, "No space left"], "run", self.source, path)
+        self.assert_fails(2, ["/dev/full", "No space left"], "run", self.source, "/dev/full")
         self.assertTrue(stat.S_ISCHR(os.stat("/dev/full").st_mode))
 
     def test_null_device_stays_a_device(self):
@@ -226,9 +225,9 @@ class OutputFile(CommandTest):
         self.assertEqual(self.out.read_bytes(), right)
 
     def test_interrupted_writing_leaves_nothing(self):
-        """The command hangs in writing to a full pipe after its temporary file is... removed."""
+        """Terminated at whatever moment, the command leaves the folder as it was."""
         self.out.write_bytes(b"old")
-        file = small_problem(rows=4000, heads=16, width=64)
+        file = small_problem(rows=1500, heads=8, width=64)
         self.write(file)
         before = self.listing()
         for delay in np.linspace(0.02, 0.6, 12):
@@ -245,7 +244,7 @@ class OutputFile(CommandTest):
 
 class Terminal(CommandTest):
     def run_on_terminal(self, rows: int) -> str:
-        file = small_problem(rows=rows, heads=16, width=256)
+        file = small_problem(rows=rows, heads=8, width=128)
         self.write(file)
         ours, theirs = pty.openpty()
         process = subprocess.Popen([BINARY, "run", self.source, self.out, "--backend", "reference",
@@ -262,7 +261,11 @@ class Terminal(CommandTest):
         return shown.decode()
 
     def test_long_work_shows_a_bar_and_erases_it(self):
-        shown = self.run_on_terminal(rows=1500)
+        shown = ""
+        rows = 150
+        while not shown and rows < 10000:
+            rows *= 2  # until it takes two seconds here
+            shown = self.run_on_terminal(rows)
         self.assertIn("%", shown)
         self.assertTrue(shown.endswith("\r\x1b[K"), shown[-80:])
 

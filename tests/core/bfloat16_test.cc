@@ -64,8 +64,8 @@ TEST(BFloat16, RoundsKnownNumbers) {
 
 TEST(BFloat16, TiesGoToTheEvenPattern) {
   // Neighbours of 1 are 2^-7 apart.
-  EXPECT_EQ(rounded(1.0f + 0x1p-8f), 0x3F80);             // down to 1
-  EXPECT_EQ(rounded(1.0f + 0x3p-8f), 0x3F82);             // up to 1 + 2^-6
+  EXPECT_EQ(rounded(1.0f + 0x1p-8f), 0x3F80);  // down to 1
+  EXPECT_EQ(rounded(1.0f + 0x3p-8f), 0x3F82);  // up to 1 + 2^-6
   EXPECT_EQ(rounded(-1.0f - 0x1p-8f), 0xBF80);
   EXPECT_EQ(rounded(-1.0f - 0x3p-8f), 0xBF82);
   EXPECT_EQ(rounded(1.0f + 0x1p-8f + 0x1p-23f), 0x3F81);  // above the tie

@@ -64,8 +64,8 @@ TEST(Dispatch, BackendOutsideTheListIsNotPartOfTheBuild) {
 }
 
 void run_throwing(void (*body)(const Call&, const Runtime&)) {
-  const std::vector<Entry> list = {
-      {Backend::kCpu, [](const Call&) { return std::string(); }, body}, kReference};
+  const std::vector<Entry> list = {{Backend::kCpu, [](const Call&) { return std::string(); }, body},
+                                   kReference};
   std::vector<Backend> ran;
   core::dispatch<Call>("op", list, {"", "", &ran}, Runtime{});
 }

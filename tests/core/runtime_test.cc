@@ -27,8 +27,8 @@ TEST(Backends, HaveTheNamesOfTheCommandLine) {
 TEST(Backends, AreListedBestFirst) {
   std::vector<Backend> order;
   for (const BackendStatus& status : backends()) order.push_back(status.backend);
-  EXPECT_EQ(order, (std::vector{Backend::kSm90, Backend::kSm80, Backend::kCpu,
-                                Backend::kReference}));
+  EXPECT_EQ(order,
+            (std::vector{Backend::kSm90, Backend::kSm80, Backend::kCpu, Backend::kReference}));
 }
 
 TEST(Backends, HostBackendsAreAlwaysThere) {

@@ -119,9 +119,8 @@ TEST(Scratch, MoreThanTheMachineHasIsAnError) {
   expect_error([&] { const Scratch scratch(runtime, std::size_t{1} << 60); }, ErrorCode::kMemory,
                "scratch: expected 1152921504606846976 bytes on cpu, got none");
   // Rounded up to whole lines this number of bytes would wrap to none.
-  expect_error(
-      [&] { const Scratch scratch(runtime, std::numeric_limits<std::size_t>::max()); },
-      ErrorCode::kMemory, "scratch: expected 18446744073709551615 bytes on cpu, got none");
+  expect_error([&] { const Scratch scratch(runtime, std::numeric_limits<std::size_t>::max()); },
+               ErrorCode::kMemory, "scratch: expected 18446744073709551615 bytes on cpu, got none");
 }
 
 TEST(Usage, CountsWhatIsHeldAndTheMostThatWasHeld) {

@@ -120,9 +120,9 @@ TEST(TensorView, IsContiguousLooksAtEveryAxis) {
   EXPECT_FALSE(strided({2, 3, 4}, {12, 4, 2}).is_contiguous());
   EXPECT_FALSE(strided({2, 3, 4}, {12, 5, 1}).is_contiguous());
   EXPECT_FALSE(strided({2, 3, 4}, {13, 4, 1}).is_contiguous());
-  EXPECT_FALSE(strided({2, 3}, {1, 2}).is_contiguous());    // transposed
-  EXPECT_FALSE(strided({2, 3}, {0, 1}).is_contiguous());    // broadcast
-  EXPECT_FALSE(strided({2, 3}, {-3, 1}).is_contiguous());   // reversed
+  EXPECT_FALSE(strided({2, 3}, {1, 2}).is_contiguous());   // transposed
+  EXPECT_FALSE(strided({2, 3}, {0, 1}).is_contiguous());   // broadcast
+  EXPECT_FALSE(strided({2, 3}, {-3, 1}).is_contiguous());  // reversed
 }
 
 TEST(TensorView, StrideOfAnAxisOfSizeOneDoesNotMatter) {

@@ -56,8 +56,7 @@ TEST(Validator, NamesTheDtype) {
 
 TEST(Validator, ListsTheDtypesToChooseFrom) {
   const TensorView view = view_of(DType::kFloat16, {8});
-  expect_refusal(Validator("op"),
-                 {"head_weights", &view, {DType::kFloat32, DType::kBFloat16}, {8}},
+  expect_refusal(Validator("op"), {"head_weights", &view, {DType::kFloat32, DType::kBFloat16}, {8}},
                  ErrorCode::kType,
                  "op: head_weights must be float32 or bfloat16 [8], got float16 [8]");
 }
@@ -124,9 +123,9 @@ TEST(Validator, SteppedSizeIsOneOfTwo) {
   }
   for (const std::int64_t size : {448, 544, 575, 640}) {
     const TensorView view = view_of(DType::kInt32, {size});
-    expect_refusal(Validator("op"), {"q", &view, {DType::kInt32}, {kHeadDim}}, ErrorCode::kValue,
-                   "op: q must be int32 [D] with D 512 or 576, got int32 [" +
-                       std::to_string(size) + "]");
+    expect_refusal(
+        Validator("op"), {"q", &view, {DType::kInt32}, {kHeadDim}}, ErrorCode::kValue,
+        "op: q must be int32 [D] with D 512 or 576, got int32 [" + std::to_string(size) + "]");
   }
 }
 
@@ -251,9 +250,8 @@ void check_distance(std::size_t distance, std::string_view output = {},
   const TensorView in = view_of(DType::kInt32, {8}, 100);
   const TensorView out = view_of(DType::kInt32, {8}, 100 + distance);
   Validator validator("op");
-  validator.check(
-      {{"in", &in, {DType::kInt32}, {8}},
-       {"out", &out, {DType::kInt32}, {8}, Layout::kContiguous, Role::kOutput}});
+  validator.check({{"in", &in, {DType::kInt32}, {8}},
+                   {"out", &out, {DType::kInt32}, {8}, Layout::kContiguous, Role::kOutput}});
   validator.check_outputs_disjoint(output, input);
 }
 
@@ -293,8 +291,7 @@ TEST(Overlap, OutputsMayNotOverlapEachOther) {
 TEST(Overlap, InputsMayOverlap) {
   const TensorView q = view_of(DType::kInt32, {8}), kv = view_of(DType::kInt32, {8}, 4);
   Validator validator("op");
-  validator.check(
-      {{"q", &q, {DType::kInt32}, {8}}, {"kv", &kv, {DType::kInt32}, {8}}});
+  validator.check({{"q", &q, {DType::kInt32}, {8}}, {"kv", &kv, {DType::kInt32}, {8}}});
   validator.check_outputs_disjoint();
 }
 
@@ -303,9 +300,8 @@ TEST(Overlap, StridedInputReachesToItsLastElement) {
   for (const std::size_t offset : {21u, 22u}) {
     const TensorView out = view_of(DType::kInt32, {4}, offset);
     Validator validator("op");
-    validator.check(
-        {{"in", &in, {DType::kInt32}, {3, 2}, Layout::kInnerContiguous},
-         {"out", &out, {DType::kInt32}, {4}, Layout::kContiguous, Role::kOutput}});
+    validator.check({{"in", &in, {DType::kInt32}, {3, 2}, Layout::kInnerContiguous},
+                     {"out", &out, {DType::kInt32}, {4}, Layout::kContiguous, Role::kOutput}});
     if (offset == 22) {
       validator.check_outputs_disjoint();
     } else {
@@ -321,11 +317,10 @@ TEST(Overlap, TensorWithoutElementsOverlapsNothing) {
   const TensorView out = view_of(DType::kInt32, {8}, 8);
   const TensorView inside_out = view_of(DType::kInt32, {0}, 12);
   Validator validator("op");
-  validator.check(
-      {{"in", &in, {DType::kInt32}, {8}},
-       {"inside_out", &inside_out, {DType::kInt32}, {0}},
-       {"inside", &inside, {DType::kInt32}, {0}, Layout::kContiguous, Role::kOutput},
-       {"out", &out, {DType::kInt32}, {8}, Layout::kContiguous, Role::kOutput}});
+  validator.check({{"in", &in, {DType::kInt32}, {8}},
+                   {"inside_out", &inside_out, {DType::kInt32}, {0}},
+                   {"inside", &inside, {DType::kInt32}, {0}, Layout::kContiguous, Role::kOutput},
+                   {"out", &out, {DType::kInt32}, {8}, Layout::kContiguous, Role::kOutput}});
   validator.check_outputs_disjoint();
 }
 

@@ -146,7 +146,8 @@ MetadataFields by_definition(const PackedLayout& layout) {
   if (!fields.all_rows_nonempty) fields.valid_row_indices = valid_rows;
 
   Numbers sources;
-  fields.segment_cu_q = fields.segment_cu_k = {0};
+  fields.segment_cu_q.push_back(0);
+  fields.segment_cu_k.push_back(0);
   for (const auto& [d, members] : positions_of_document) {
     std::int64_t keys = 0;
     for (std::int64_t s = padded[d]; s <= members.back(); ++s, ++keys) sources.push_back(s);

@@ -21,7 +21,10 @@ PackedLayout draw_documents() {
     cu.push_back(cu.back() + real);
     padded.push_back(padded.back() + real + extra);
   }
-  RC_PRE(padded.back() > 0);
+  if (padded.back() == 0) {  // the storage has at least one row
+    cu.push_back(1);
+    padded.push_back(1);
+  }
   layout.cu_seqlens = cu;
   layout.total_key_tokens = padded.back();
   if (has_padding) layout.cu_seqlens_padded = padded;
@@ -47,7 +50,7 @@ void draw_queries(PackedLayout& layout) {
   for (std::int64_t g = first; g < end; ++g) {
     if (!with_gaps || *rc::gen::arbitrary<bool>()) layout.query_indices->push_back(g);
   }
-  RC_PRE(!layout.query_indices->empty());
+  if (layout.query_indices->empty()) layout.query_indices->push_back(first);
 }
 
 void draw_mask(PackedLayout& layout) {
@@ -76,9 +79,9 @@ TEST(MetadataProperty, IsTheDefinition) {
 }
 
 TEST(MetadataProperty, RowDoesNotDependOnTheOtherRows) {
-  check_property(500, 12, [] {
+  check_property(1000, 12, [] {
     PackedLayout layout = draw_layout();
-    RC_PRE(layout.query_indices.has_value());
+    if (!layout.query_indices) return;
     RC_LOG() << text(layout) << '\n';
     const MetadataFields together = build(layout);
     for (std::size_t t = 0; t < together.starts.size(); ++t) {

@@ -17,6 +17,9 @@ struct Config {
   static constexpr int kScoreVectors = 2;
   static constexpr int kScoreKeys = kWide ? 12 : 4;
 
+  // Channels of a chunk of the score's contraction; a chunk of a panel takes 8 KB.
+  static constexpr int kChunkChannels = 128;
+
   // Products over pairs of keys or heads: rows x vectors of words.
   static constexpr int kPairRows = kWide ? 6 : 4;
   static constexpr int kPairVectors = kWide ? 4 : 2;

@@ -17,9 +17,9 @@
 //                                           unpacking pure shifts
 //
 // Two tiles do all the arithmetic: ScoreTile (lanes are heads, key words are broadcast) and
-// PairTile (lanes are channels, weight words are broadcast). Each result is one chain of FP32 sums
-// over the contracted axis in ascending order, whatever the tile around it: a row's bits depend on
-// nothing but the row.
+// PairTile (lanes are channels, weight words are broadcast). Each result is a fixed order of FP32
+// sums over the contracted axis, whatever the tile around it: a row's bits depend on nothing but the
+// row.
 //
 // Rounded to BF16: P and dS as operands, and the outputs. All else is FP32.
 
@@ -41,6 +41,7 @@ constexpr int kBlockKeys = Tiles::kBlockKeys;
 constexpr int kScorePanel = Tiles::kScoreVectors * kLanes;  // heads
 constexpr int kPairPanel = Tiles::kPairVectors * kLanes;    // words
 constexpr int kValueDim = 512;
+constexpr int kChunkChannels = Tiles::kChunkChannels;
 constexpr float kInfinity = __builtin_inff();
 
 static_assert(kBlockKeys % Tiles::kScoreKeys == 0, "a full block has whole score tiles");
@@ -51,7 +52,10 @@ constexpr int RoundUp(int value, int multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-int PaddedHeads(const Sizes& sizes) { return RoundUp(sizes.heads, kLanes); }
+// Whole vectors, and an even number, as P and dS are stored by pairs of heads.
+int PadHeads(int heads) { return RoundUp(heads, kLanes < 2 ? 2 : kLanes); }
+
+int PaddedHeads(const Sizes& sizes) { return PadHeads(sizes.heads); }
 
 std::uint32_t LoadWord(const std::uint16_t* two) {
   std::uint32_t word;
@@ -83,7 +87,7 @@ class Pieces {
 // The last panel of an odd number of head vectors is one vector wide.
 void PackHeads(const std::uint16_t* rows, std::int64_t head_stride, int heads, int channels,
                std::uint32_t* words) {
-  const int padded = RoundUp(heads, kLanes);
+  const int padded = PadHeads(heads);
   for (int first = 0; first < padded; first += kScorePanel) {
     const int width = padded - first < kScorePanel ? padded - first : kScorePanel;
     for (int h = 0; h < width; ++h) {
@@ -143,43 +147,52 @@ void PackRowPairs(const std::uint16_t* rows, std::int64_t row_stride, int count,
 
 // ------------------------------------------------------------------------------ tiles
 
-// scores[j][head] = sum over words of q_words[word][head] . keys[j][word], kKeys keys and kVectors
-// vectors of heads.
+// scores[j][head] += sum over `words` words of q_words[word][head] . keys[j][word], kKeys keys and
+// kVectors vectors of heads. `first`: the scores are not read and count as zero.
 template <int kVectors, int kKeys>
 HWY_INLINE void ScoreTile(const std::uint32_t* HWY_RESTRICT q_words,
                           const std::uint16_t* HWY_RESTRICT keys, std::int64_t key_stride,
-                          int channels, float* HWY_RESTRICT scores, int scores_stride) {
+                          int words, bool first, float* HWY_RESTRICT scores, int scores_stride) {
   Floats sum[kKeys][kVectors];
   for (int j = 0; j < kKeys; ++j) {
     for (int v = 0; v < kVectors; ++v) sum[j][v] = hn::Zero(kFloat);
   }
-  for (int c = 0; c < channels; c += 2) {
+  for (int w = 0; w < words; ++w) {
     Words q[kVectors];
     for (int v = 0; v < kVectors; ++v) q[v] = hn::Load(kWord, q_words + v * kLanes);
     q_words += kVectors * kLanes;
     for (int j = 0; j < kKeys; ++j) {
-      const Words key = hn::Set(kWord, LoadWord(keys + j * key_stride + c));
+      const Words key = hn::Set(kWord, LoadWord(keys + j * key_stride + 2 * w));
       for (int v = 0; v < kVectors; ++v) sum[j][v] = DotPairs(q[v], key, sum[j][v]);
     }
   }
   for (int j = 0; j < kKeys; ++j) {
     for (int v = 0; v < kVectors; ++v) {
-      hn::Store(sum[j][v], kFloat, scores + j * scores_stride + v * kLanes);
+      float* to = scores + j * scores_stride + v * kLanes;
+      hn::Store(first ? sum[j][v] : hn::Add(hn::Load(kFloat, to), sum[j][v]), kFloat, to);
     }
   }
 }
 
+// One panel of heads. Channels are taken in chunks whose partial sums are then added: a chunk of the
+// panel stays in first-level cache for all keys, and a large first channel does not cost every later
+// addition its low bits.
 template <int kVectors>
 void ScorePanel(const std::uint32_t* q_words, const std::uint16_t* keys, std::int64_t key_stride,
                 int count, int channels, float* scores, int scores_stride) {
-  int j = 0;
-  for (; j + Tiles::kScoreKeys <= count; j += Tiles::kScoreKeys) {
-    ScoreTile<kVectors, Tiles::kScoreKeys>(q_words, keys + j * key_stride, key_stride, channels,
-                                           scores + j * scores_stride, scores_stride);
-  }
-  for (; j < count; j += 4) {  // rows up to a multiple of four are there
-    ScoreTile<kVectors, 4>(q_words, keys + j * key_stride, key_stride, channels,
-                           scores + j * scores_stride, scores_stride);
+  for (int c = 0; c < channels; c += kChunkChannels) {
+    const int words = (channels - c < kChunkChannels ? channels - c : kChunkChannels) / 2;
+    const std::uint16_t* chunk = keys + c;
+    int j = 0;
+    for (; j + Tiles::kScoreKeys <= count; j += Tiles::kScoreKeys) {
+      ScoreTile<kVectors, Tiles::kScoreKeys>(q_words, chunk + j * key_stride, key_stride, words,
+                                             c == 0, scores + j * scores_stride, scores_stride);
+    }
+    for (; j < count; j += 4) {  // rows up to a multiple of four are there
+      ScoreTile<kVectors, 4>(q_words, chunk + j * key_stride, key_stride, words, c == 0,
+                             scores + j * scores_stride, scores_stride);
+    }
+    q_words += kVectors * kLanes * words;
   }
 }
 
@@ -283,7 +296,7 @@ void SoftmaxBlock(const Sizes& sizes, int padded_heads, int count, float* logits
       const Floats logit = hn::Mul(scale, hn::Load(kFloat, at));
       hn::Store(logit, kFloat, at);
       // NaN wins and stays.
-      top = hn::IfThenElse(hn::Or(hn::Gt(logit, top), hn::Ne(logit, logit)), logit, top);
+      top = hn::IfThenElse(hn::Or(hn::Gt(logit, top), hn::IsNaN(logit)), logit, top);
     }
     // While every logit is -inf, subtracting the maximum would make NaN of a weight of zero.
     const auto none = hn::Eq(top, hn::Set(kFloat, -kInfinity));

@@ -3,9 +3,11 @@
 // nor `lse` of the forward call, whose rounding would enter D and P.
 //
 // Rows go over threads in parallel; grad_kv is added up by one thread per stretch of channels, in
-// the order of the rows, so that the result does not depend on the number of threads.
+// the order of the rows, so that the result does not depend on the number of threads. Memory is
+// taken before the first row, so that a call that runs out of it has written nothing.
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -50,29 +52,15 @@ DType single(const CommonParams& p) {
   return p.real == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
 }
 
-// `count` rows of `width` numbers, row i at offset(i), as a dense float64 matrix.
+// `count` rows of `width` numbers, row i at offset(i), into a dense float64 matrix.
 template <typename Offset>
-std::vector<double> gather(const void* data, DType dtype, std::int64_t count, std::int64_t width,
-                           Offset offset) {
-  std::vector<double> dense(static_cast<std::size_t>(count * width));
+void gather(const void* data, DType dtype, std::int64_t count, std::int64_t width, Offset offset,
+            std::vector<double>& dense) {
+  double* to = dense.data();
   for (std::int64_t i = 0; i < count; ++i) {
-    for (std::int64_t c = 0; c < width; ++c) {
-      dense[static_cast<std::size_t>(i * width + c)] = read(data, dtype, offset(i) + c);
-    }
+    const std::int64_t from = offset(i);
+    for (std::int64_t c = 0; c < width; ++c) *to++ = read(data, dtype, from + c);
   }
-  return dense;
-}
-
-// The keys of row t's counted slots, in slot order.
-std::vector<std::int64_t> counted_keys(const CommonParams& p, std::int64_t t) {
-  const std::int64_t slots =
-      p.topk_length == nullptr ? p.topk : std::clamp<std::int64_t>(p.topk_length[t], 0, p.topk);
-  std::vector<std::int64_t> keys;
-  for (std::int64_t j = 0; j < slots; ++j) {
-    const std::int64_t key = p.topk_indices[t * p.topk_indices_row_stride + j];
-    if (key >= 0 && key < p.t_k) keys.push_back(key);
-  }
-  return keys;
 }
 
 // `count` is a multiple of the partial sums, which let the compiler use vectors.
@@ -85,9 +73,21 @@ double dot(const double* a, const double* b, std::int64_t count) {
   return std::accumulate(sums, sums + kSums, 0.0);
 }
 
-// One row's inputs and softmax. Vectors are dense, row-major.
+std::size_t product(std::int64_t a, std::int64_t b) { return static_cast<std::size_t>(a * b); }
+
+// One row's inputs and softmax. Matrices are dense, row-major, with room for K keys.
 struct Row {
-  std::vector<std::int64_t> keys;  // n of them
+  explicit Row(const CommonParams& params)
+      : keys(product(params.topk, 1)),
+        q(product(params.heads, params.head_dim)),
+        kv(product(params.topk, params.head_dim)),
+        p(product(params.heads, params.topk)),
+        lse(product(params.heads, 1)),
+        max_logits(product(params.heads, 1)),
+        p_sink(product(params.heads, 1)) {}
+
+  std::int64_t n = 0;              // counted slots
+  std::vector<std::int64_t> keys;  // [n], in slot order
   std::vector<double> q;           // [H, D]
   std::vector<double> kv;          // [n, D]
   std::vector<double> p;           // [H, n]
@@ -96,9 +96,21 @@ struct Row {
   std::vector<double> p_sink;      // [H]
 };
 
+// The keys of row t's counted slots.
+void find_keys(const CommonParams& params, std::int64_t t, Row& row) {
+  const std::int64_t slots = params.topk_length == nullptr
+                                 ? params.topk
+                                 : std::clamp<std::int64_t>(params.topk_length[t], 0, params.topk);
+  row.n = 0;
+  for (std::int64_t j = 0; j < slots; ++j) {
+    const std::int64_t key = params.topk_indices[t * params.topk_indices_row_stride + j];
+    if (key >= 0 && key < params.t_k) row.keys[static_cast<std::size_t>(row.n++)] = key;
+  }
+}
+
 // P, lse, max_logits and P_sink of head h.
 void softmax(const CommonParams& params, std::int64_t h, Row& row) {
-  const auto n = static_cast<std::int64_t>(row.keys.size());
+  const std::int64_t n = row.n;
   const auto head = static_cast<std::size_t>(h);
   double* p = row.p.data() + h * n;
   double top = -kInfinity;
@@ -126,48 +138,42 @@ void softmax(const CommonParams& params, std::int64_t h, Row& row) {
   for (std::int64_t j = 0; j < n; ++j) p[j] = std::exp(p[j] - whole);
 }
 
-Row make_row(const CommonParams& params, std::int64_t t) {
-  Row row;
-  row.keys = counted_keys(params, t);
-  if (row.keys.empty()) return row;
-  const auto n = static_cast<std::int64_t>(row.keys.size());
-  const auto heads = static_cast<std::size_t>(params.heads);
-  row.q = gather(params.q, params.real, params.heads, params.head_dim, [&](std::int64_t h) {
-    return t * params.q_row_stride + h * params.q_head_stride;
-  });
-  row.kv = gather(params.kv, params.real, n, params.head_dim, [&](std::int64_t j) {
-    return row.keys[static_cast<std::size_t>(j)] * params.kv_row_stride;
-  });
-  row.p.resize(heads * row.keys.size());
-  row.lse.resize(heads);
-  row.max_logits.resize(heads);
-  row.p_sink.resize(heads);
+// Reads row t and makes its softmax; a row without keys is not read.
+void load_row(const CommonParams& params, std::int64_t t, Row& row) {
+  find_keys(params, t, row);
+  if (row.n == 0) return;
+  gather(
+      params.q, params.real, params.heads, params.head_dim,
+      [&](std::int64_t h) { return t * params.q_row_stride + h * params.q_head_stride; }, row.q);
+  gather(
+      params.kv, params.real, row.n, params.head_dim,
+      [&](std::int64_t j) { return row.keys[static_cast<std::size_t>(j)] * params.kv_row_stride; },
+      row.kv);
   for (std::int64_t h = 0; h < params.heads; ++h) softmax(params, h, row);
-  return row;
 }
 
-// out [512] of head h: sum_j P * value.
-std::vector<double> weighted_values(const CommonParams& params, const Row& row, std::int64_t h) {
-  const auto n = static_cast<std::int64_t>(row.keys.size());
-  std::vector<double> out(kValueDim);
-  for (std::int64_t j = 0; j < n; ++j) {
-    const double p = row.p[static_cast<std::size_t>(h * n + j)];
+using Value = std::array<double, kValueDim>;
+
+// out of head h: sum_j P * value; 0 for a row without keys.
+Value weighted_values(const CommonParams& params, const Row& row, std::int64_t h) {
+  Value out{};
+  for (std::int64_t j = 0; j < row.n; ++j) {
+    const double p = row.p[static_cast<std::size_t>(h * row.n + j)];
     const double* value = row.kv.data() + j * params.head_dim;
     for (std::size_t c = 0; c < out.size(); ++c) out[c] += p * value[c];
   }
   return out;
 }
 
-void forward_row(const ForwardParams& params, std::int64_t t) {
-  const Row row = make_row(params, t);
+void forward_row(const ForwardParams& params, std::int64_t t, Row& row) {
+  load_row(params, t, row);
+  const bool empty = row.n == 0;
   for (std::int64_t h = 0; h < params.heads; ++h) {
     const std::int64_t at = t * params.heads + h;
     const auto head = static_cast<std::size_t>(h);
-    const bool empty = row.keys.empty();
-    const std::vector<double> out =
-        empty ? std::vector<double>(kValueDim) : weighted_values(params, row, h);
-    for (std::int64_t c = 0; c < kValueDim; ++c) {
-      write(params.out, params.real, at * kValueDim + c, out[static_cast<std::size_t>(c)]);
+    const Value out = weighted_values(params, row, h);
+    for (std::size_t c = 0; c < out.size(); ++c) {
+      write(params.out, params.real, at * kValueDim + static_cast<std::int64_t>(c), out[c]);
     }
     write(params.lse, single(params), at, empty ? -kInfinity : row.lse[head]);
     if (params.max_logits != nullptr) {
@@ -178,62 +184,71 @@ void forward_row(const ForwardParams& params, std::int64_t t) {
 
 // What a row contributes to grad_kv and grad_attn_sink.
 struct RowGradients {
+  explicit RowGradients(const BackwardParams& params)
+      : row(params),
+        grad_out(product(params.heads, kValueDim)),
+        ds(product(params.heads, params.topk)),
+        sink_terms(product(params.heads, 1)),
+        grad_q(product(params.head_dim, 1)) {}
+
   Row row;
   std::vector<double> grad_out;    // [H, 512]
   std::vector<double> ds;          // [H, n]
   std::vector<double> sink_terms;  // [H], P_sink * D
+  std::vector<double> grad_q;      // [D], of the head at work
 };
 
+// dS, grad_q and the sink's term of head h; zeros for a row without keys.
+void backward_head(const BackwardParams& params, std::int64_t h, RowGradients& g) {
+  std::ranges::fill(g.grad_q, 0.0);
+  const auto head = static_cast<std::size_t>(h);
+  g.sink_terms[head] = 0;
+  if (g.row.n == 0) return;
+  const double* grad_out = g.grad_out.data() + h * kValueDim;
+  const double d = dot(grad_out, weighted_values(params, g.row, h).data(), kValueDim);
+  g.sink_terms[head] = g.row.p_sink[head] * d;
+  for (std::int64_t j = 0; j < g.row.n; ++j) {
+    const auto slot = static_cast<std::size_t>(h * g.row.n + j);
+    const double* key = g.row.kv.data() + j * params.head_dim;
+    const double ds = g.row.p[slot] * (dot(grad_out, key, kValueDim) - d) * params.softmax_scale;
+    g.ds[slot] = ds;
+    for (std::size_t c = 0; c < g.grad_q.size(); ++c) g.grad_q[c] += ds * key[c];
+  }
+}
+
 // Computes a row's dS and writes its grad_q.
-RowGradients backward_row(const BackwardParams& params, std::int64_t t) {
-  RowGradients g;
-  g.row = make_row(params, t);
-  const auto n = static_cast<std::int64_t>(g.row.keys.size());
-  g.sink_terms.resize(static_cast<std::size_t>(params.heads));
-  g.ds.resize(g.row.p.size());
-  if (n > 0) {
-    g.grad_out = gather(params.grad_out, params.real, params.heads, kValueDim, [&](std::int64_t h) {
-      return t * params.grad_out_row_stride + h * params.grad_out_head_stride;
-    });
+void backward_row(const BackwardParams& params, std::int64_t t, RowGradients& g) {
+  load_row(params, t, g.row);
+  if (g.row.n > 0) {
+    gather(
+        params.grad_out, params.real, params.heads, kValueDim,
+        [&](std::int64_t h) {
+          return t * params.grad_out_row_stride + h * params.grad_out_head_stride;
+        },
+        g.grad_out);
   }
-  std::vector<double> grad_q(static_cast<std::size_t>(params.head_dim));
   for (std::int64_t h = 0; h < params.heads; ++h) {
-    std::fill(grad_q.begin(), grad_q.end(), 0.0);
-    if (n > 0) {
-      const double* grad_out = g.grad_out.data() + h * kValueDim;
-      const double d = dot(grad_out, weighted_values(params, g.row, h).data(), kValueDim);
-      g.sink_terms[static_cast<std::size_t>(h)] = g.row.p_sink[static_cast<std::size_t>(h)] * d;
-      for (std::int64_t j = 0; j < n; ++j) {
-        const double* key = g.row.kv.data() + j * params.head_dim;
-        const auto slot = static_cast<std::size_t>(h * n + j);
-        const double ds =
-            g.row.p[slot] * (dot(grad_out, key, kValueDim) - d) * params.softmax_scale;
-        g.ds[slot] = ds;
-        for (std::size_t c = 0; c < grad_q.size(); ++c) grad_q[c] += ds * key[c];
-      }
-    }
+    backward_head(params, h, g);
+    const std::int64_t at = (t * params.heads + h) * params.head_dim;
     for (std::int64_t c = 0; c < params.head_dim; ++c) {
-      write(params.grad_q, params.real, (t * params.heads + h) * params.head_dim + c,
-            grad_q[static_cast<std::size_t>(c)]);
+      write(params.grad_q, params.real, at + c, g.grad_q[static_cast<std::size_t>(c)]);
     }
   }
-  return g;
 }
 
 // Adds a row's part of the channels [begin, end) to grad_kv [T_k, D].
 void add_to_grad_kv(const BackwardParams& params, const RowGradients& g, std::int64_t begin,
                     std::int64_t end, std::vector<double>& grad_kv) {
-  const auto n = static_cast<std::int64_t>(g.row.keys.size());
+  const std::int64_t n = g.row.n;
   for (std::int64_t j = 0; j < n; ++j) {
     double* to = grad_kv.data() + g.row.keys[static_cast<std::size_t>(j)] * params.head_dim;
     for (std::int64_t h = 0; h < params.heads; ++h) {
-      const auto slot = static_cast<std::size_t>(h * n + j);
+      const double ds = g.ds[static_cast<std::size_t>(h * n + j)];
+      const double p = g.row.p[static_cast<std::size_t>(h * n + j)];
       const double* q = g.row.q.data() + h * params.head_dim;
       const double* grad_out = g.grad_out.data() + h * kValueDim;
-      for (std::int64_t c = begin; c < end; ++c) to[c] += g.ds[slot] * q[c];
-      for (std::int64_t c = begin; c < std::min(end, kValueDim); ++c) {
-        to[c] += g.row.p[slot] * grad_out[c];
-      }
+      for (std::int64_t c = begin; c < end; ++c) to[c] += ds * q[c];
+      for (std::int64_t c = begin; c < std::min(end, kValueDim); ++c) to[c] += p * grad_out[c];
     }
   }
 }
@@ -245,9 +260,11 @@ std::string refusal(const CommonParams& params) {
 }
 
 void forward(const ForwardParams& params, const Runtime& runtime) {
+  const int threads = core::thread_count(runtime, params.t_q);
+  std::vector<Row> rows(static_cast<std::size_t>(threads), Row(params));
   core::ProgressReporter progress(runtime, params.t_q);
-  core::parallel_for(core::thread_count(runtime, params.t_q), params.t_q, [&](std::int64_t t, int) {
-    forward_row(params, t);
+  core::parallel_for(threads, params.t_q, [&](std::int64_t t, int worker) {
+    forward_row(params, t, rows[static_cast<std::size_t>(worker)]);
     progress.advance();
   });
 }
@@ -257,12 +274,12 @@ void backward(const BackwardParams& params, const Runtime& runtime) {
   const int threads = core::thread_count(runtime, params.head_dim / kChannels);
   std::vector<double> grad_kv(static_cast<std::size_t>(params.t_k * params.head_dim));
   std::vector<double> grad_sink(static_cast<std::size_t>(params.heads));
-  std::vector<RowGradients> rows(static_cast<std::size_t>(threads));
+  std::vector<RowGradients> rows(static_cast<std::size_t>(threads), RowGradients(params));
   core::ProgressReporter progress(runtime, params.t_q);
   for (std::int64_t first = 0; first < params.t_q; first += threads) {
     const std::int64_t count = std::min<std::int64_t>(threads, params.t_q - first);
     core::parallel_for(threads, count, [&](std::int64_t i, int) {
-      rows[static_cast<std::size_t>(i)] = backward_row(params, first + i);
+      backward_row(params, first + i, rows[static_cast<std::size_t>(i)]);
     });
     core::parallel_for(threads, params.head_dim / kChannels, [&](std::int64_t task, int) {
       for (std::int64_t i = 0; i < count; ++i) {

@@ -83,6 +83,22 @@ __device__ __forceinline__ void cp_async_16(uint32_t to, const void* from, int b
                : "memory");
 }
 
+// The same with a hint to the second-level cache.
+__device__ __forceinline__ void cp_async_16(uint32_t to, const void* from, int bytes,
+                                            uint64_t policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::256B [%0], [%1], 16, %2, %3;"
+               :
+               : "r"(to), "l"(from), "r"(bytes), "l"(policy)
+               : "memory");
+}
+
+// Hint: what is loaded will be read again, evict it last.
+__device__ __forceinline__ uint64_t l2_keep_policy() {
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
 __device__ __forceinline__ void cp_async_4(uint32_t to, const void* from, int bytes) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes)
                : "memory");
@@ -172,6 +188,22 @@ __device__ __forceinline__ float relu_keep_nan(float x) {
   float y;
   asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(y) : "f"(x));
   return y;
+}
+
+// max(x, y), NaN when one of them is; fmaxf would drop it.
+__device__ __forceinline__ float max_keep_nan(float x, float y) {
+  float z;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+  return z;
+}
+
+// ------------------------------------------------------------------------------ atomics
+
+// Adds four FP32 numbers to global memory, aligned to 16 bytes; each number is atomic on its own.
+__device__ __forceinline__ void reduce_add_v4(float* to, float a, float b, float c, float d) {
+  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a), "f"(b), "f"(c),
+               "f"(d)
+               : "memory");
 }
 
 }  // namespace flashdsa::core::cuda

@@ -64,7 +64,7 @@ HWY_INLINE Words RoundToBf16(Floats values) {
   const Words odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(kWord, 1u));
   const Words rounded = hn::Add(hn::Add(bits, hn::Set(kWord, 0x7FFFu)), odd);
   const Words quiet = hn::Or(bits, hn::Set(kWord, 0x400000u));
-  const auto is_nan = hn::RebindMask(kWord, hn::Ne(values, values));
+  const auto is_nan = hn::RebindMask(kWord, hn::IsNaN(values));
   return hn::ShiftRight<16>(hn::IfThenElse(is_nan, quiet, rounded));
 }
 
@@ -78,7 +78,7 @@ HWY_INLINE Floats ExpOfAny(Floats x) {
   const Floats limit = hn::Set(kFloat, 88.7f);
   const Floats power = hn::Exp(kFloat, hn::Min(x, limit));
   const Floats bounded = hn::IfThenElse(hn::Gt(x, limit), hn::Set(kFloat, __builtin_inff()), power);
-  return hn::IfThenElse(hn::Ne(x, x), x, bounded);
+  return hn::IfThenElse(hn::IsNaN(x), x, bounded);
 }
 
 }  // namespace FLASHDSA_SIMD

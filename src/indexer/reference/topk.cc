@@ -35,17 +35,54 @@ double dot(const double* a, const double* b) {
   return std::accumulate(sums, sums + kSums, 0.0);
 }
 
-// sum_h w * max(0, q . k) of row t and one key; max(0, NaN) is NaN.
-double score(const TopkParams& p, std::int64_t t, const std::vector<double>& q, std::int64_t key) {
+// The keys that row t sees; those outside the storage are not seen.
+struct Range {
+  std::int64_t begin;
+  std::int64_t end;
+};
+
+Range visible_keys(const TopkParams& p, std::int64_t t) {
+  const std::int64_t start = p.starts[t];
+  const std::int64_t length = std::max(p.causal_lengths[t], 0);
+  const std::int64_t begin = std::max<std::int64_t>(start, 0);
+  return {begin, std::max(begin, std::min(start + length, p.t_k))};
+}
+
+// One thread's memory, taken before the first row, so that a call that runs out of it has written
+// nothing.
+struct Workspace {
+  Workspace(const TopkParams& p, std::int64_t most_keys)
+      : q(static_cast<std::size_t>(p.index_heads * kIndexDim)),
+        weights(static_cast<std::size_t>(p.index_heads)),
+        scores(static_cast<std::size_t>(most_keys)),
+        order(static_cast<std::size_t>(most_keys)) {}
+
+  std::vector<double> q;            // [H_index, 128]
+  std::vector<double> weights;      // [H_index]
+  std::vector<double> scores;       // of the visible keys
+  std::vector<std::int64_t> order;  // their offsets from the first, best first
+};
+
+void load_row(const TopkParams& p, std::int64_t t, Workspace& work) {
+  auto q = work.q.begin();
+  for (std::int64_t h = 0; h < p.index_heads; ++h) {
+    const std::int64_t from = t * p.index_q_row_stride + h * p.index_q_head_stride;
+    for (std::int64_t c = 0; c < kIndexDim; ++c) *q++ = read(p.index_q, p.real, from + c);
+    work.weights[static_cast<std::size_t>(h)] =
+        read(p.head_weights, p.weights_dtype, t * p.head_weights_row_stride + h);
+  }
+}
+
+// sum_h w * max(0, q . k) of the row that was loaded and one key; max(0, NaN) is NaN.
+double score(const TopkParams& p, std::int64_t key, const Workspace& work) {
   double k[kIndexDim];
   for (std::int64_t c = 0; c < kIndexDim; ++c) {
     k[c] = read(p.index_k, p.real, key * p.index_k_row_stride + c);
   }
   double sum = 0;
   for (std::int64_t h = 0; h < p.index_heads; ++h) {
-    const double product = dot(q.data() + h * kIndexDim, k);
-    const double weight = read(p.head_weights, p.weights_dtype, t * p.head_weights_row_stride + h);
-    sum += weight * (product < 0 ? 0 : product);
+    const double product = dot(work.q.data() + h * kIndexDim, k);
+    sum += work.weights[static_cast<std::size_t>(h)] * (product < 0 ? 0 : product);
   }
   return sum;
 }
@@ -58,42 +95,32 @@ bool ranks_before(double score_a, std::int64_t key_a, double score_b, std::int64
   return key_a < key_b;
 }
 
-void select_row(const TopkParams& p, std::int64_t t) {
-  // Keys outside the storage are not seen.
-  const std::int64_t start = p.starts[t];
-  const std::int64_t length = std::max(p.causal_lengths[t], 0);
-  const std::int64_t begin = std::max<std::int64_t>(start, 0);
-  const std::int64_t end = std::max(begin, std::min(start + length, p.t_k));
-  const std::int64_t visible = end - begin;
+void select_row(const TopkParams& p, std::int64_t t, Workspace& work) {
+  const Range keys = visible_keys(p, t);
+  const std::int64_t visible = keys.end - keys.begin;
   const std::int64_t chosen = std::min(visible, p.topk);
-
-  std::vector<std::int64_t> order(static_cast<std::size_t>(visible));
-  std::iota(order.begin(), order.end(), 0);
-  std::vector<double> scores;
+  const auto order = work.order.begin();
+  std::iota(order, order + visible, 0);
   if (visible > p.topk || p.topk_scores != nullptr) {
-    std::vector<double> q(static_cast<std::size_t>(p.index_heads * kIndexDim));
-    for (std::int64_t i = 0; i < p.index_heads * kIndexDim; ++i) {
-      q[static_cast<std::size_t>(i)] =
-          read(p.index_q, p.real,
-               t * p.index_q_row_stride + i / kIndexDim * p.index_q_head_stride + i % kIndexDim);
+    load_row(p, t, work);
+    for (std::int64_t i = 0; i < visible; ++i) {
+      work.scores[static_cast<std::size_t>(i)] = score(p, keys.begin + i, work);
     }
-    for (std::int64_t s = begin; s < end; ++s) scores.push_back(score(p, t, q, s));
-    std::sort(order.begin(), order.end(), [&](std::int64_t a, std::int64_t b) {
-      return ranks_before(scores[static_cast<std::size_t>(a)], a,
-                          scores[static_cast<std::size_t>(b)], b);
+    std::sort(order, order + visible, [&](std::int64_t a, std::int64_t b) {
+      return ranks_before(work.scores[static_cast<std::size_t>(a)], a,
+                          work.scores[static_cast<std::size_t>(b)], b);
     });
-    order.resize(static_cast<std::size_t>(chosen));
-    std::sort(order.begin(), order.end());
+    std::sort(order, order + chosen);
   }
   if (p.topk_length != nullptr) p.topk_length[t] = static_cast<std::int32_t>(chosen);
   for (std::int64_t j = 0; j < p.topk; ++j) {
     const std::int64_t at = t * p.topk + j;
     const bool filled = j < chosen;
-    const std::int64_t pick = filled ? order[static_cast<std::size_t>(j)] : 0;
-    p.topk_indices[at] = filled ? static_cast<std::int32_t>(begin + pick) : -1;
+    const std::int64_t pick = filled ? order[j] : 0;
+    p.topk_indices[at] = filled ? static_cast<std::int32_t>(keys.begin + pick) : -1;
     if (p.topk_scores == nullptr) continue;
-    const double value =
-        filled ? scores[static_cast<std::size_t>(pick)] : -std::numeric_limits<double>::infinity();
+    const double value = filled ? work.scores[static_cast<std::size_t>(pick)]
+                                : -std::numeric_limits<double>::infinity();
     if (p.real == DType::kFloat64) {
       static_cast<double*>(p.topk_scores)[at] = value;
     } else {
@@ -109,9 +136,17 @@ std::string refusal(const TopkParams& params) {
 }
 
 void topk(const TopkParams& params, const Runtime& runtime) {
+  std::int64_t most_keys = 0;
+  for (std::int64_t t = 0; t < params.t_q; ++t) {
+    const Range keys = visible_keys(params, t);
+    most_keys = std::max(most_keys, keys.end - keys.begin);
+  }
+  const int threads = core::thread_count(runtime, params.t_q);
+  std::vector<Workspace> workspaces(static_cast<std::size_t>(threads),
+                                    Workspace(params, most_keys));
   core::ProgressReporter progress(runtime, params.t_q);
-  core::parallel_for(core::thread_count(runtime, params.t_q), params.t_q, [&](std::int64_t t, int) {
-    select_row(params, t);
+  core::parallel_for(threads, params.t_q, [&](std::int64_t t, int worker) {
+    select_row(params, t, workspaces[static_cast<std::size_t>(worker)]);
     progress.advance();
   });
 }

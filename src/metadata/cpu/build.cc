@@ -101,7 +101,7 @@ struct Problem {
   Boundaries cu;
   Boundaries padded;
   Positions positions;
-  const bool* padding_mask;  // or null
+  const std::uint8_t* padding_mask;  // or null; as a bool a byte above 1 would be undefined
   std::int64_t total;
 };
 
@@ -109,7 +109,8 @@ Problem problem_of(const PackedMetadataArgs& args) {
   return {boundaries_of(args.cu_seqlens),
           boundaries_of(args.cu_seqlens_padded.value_or(args.cu_seqlens)),
           Positions(args.query_indices, args.total_key_tokens),
-          args.padding_mask ? args.padding_mask->as<bool>() : nullptr, args.total_key_tokens};
+          args.padding_mask ? args.padding_mask->as<std::uint8_t>() : nullptr,
+          args.total_key_tokens};
 }
 
 // Throws the first broken rule, in the order of MetadataStatus.
@@ -168,7 +169,7 @@ std::vector<Segment> walk_rows(const Problem& problem, PackedMetadata& result) {
     if (segments.empty() || d != before) segments.push_back({t, start, g, g});
     segments.back().last_position = g;
 
-    const bool masked = problem.padding_mask != nullptr && problem.padding_mask[t];
+    const bool masked = problem.padding_mask != nullptr && problem.padding_mask[t] != 0;
     const bool valid = g < start + problem.cu[d + 1] - problem.cu[d] && !masked;
     const auto row = static_cast<std::size_t>(t);
     starts[row] = static_cast<std::int32_t>(start);

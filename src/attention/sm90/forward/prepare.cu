@@ -1,0 +1,90 @@
+// What the forward kernel needs to be told, or to be given, before it starts.
+#include <algorithm>
+
+#include "attention/sm90/forward/prepare.h"
+#include "core/cuda/check.h"
+
+namespace flashdsa::attention::sm90::forward_pass {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
+constexpr unsigned kAllLanes = 0xFFFFFFFFu;
+
+// Rows are walked by a grid of warps of at most this many CTAs.
+dim3 grid_of_warps(int64_t rows) {
+  constexpr int64_t kMostCtas = 1 << 20;
+  return dim3(static_cast<unsigned>(std::min((rows + kWarps - 1) / kWarps, kMostCtas)));
+}
+
+__device__ __forceinline__ int64_t first_row() {
+  return static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
+}
+__device__ __forceinline__ int64_t row_step() { return static_cast<int64_t>(gridDim.x) * kWarps; }
+
+// The last counted slot + 1 among the row's first `length`; a warp, from the end, `kLoads` words of
+// 32 slots at a time.
+__device__ __forceinline__ int row_extent(const int32_t* slots, int length, int t_k) {
+  constexpr int kLoads = 4;
+  const int lane = threadIdx.x % 32;
+  for (int end = (length + 31) / 32 * 32; end > 0; end -= kLoads * 32) {
+    int key[kLoads];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int slot = end - 32 * (i + 1) + lane;
+      key[i] = slot >= 0 && slot < length ? __ldg(slots + slot) : -1;
+    }
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const bool counts = static_cast<unsigned>(key[i]) < static_cast<unsigned>(t_k);
+      const uint32_t valid = __ballot_sync(kAllLanes, counts);
+      if (valid != 0) return end - 32 * i - __clz(static_cast<int>(valid));
+    }
+  }
+  return 0;
+}
+
+// extents [T_q] from topk_indices [T_q, K] and topk_length [T_q]; a warp per row.
+__global__ void __launch_bounds__(kThreads)
+    row_extents_kernel(const __grid_constant__ SlotRows rows, int32_t* extents) {
+  for (int64_t t = first_row(); t < rows.t_q; t += row_step()) {
+    int length = rows.topk;
+    if (rows.topk_length != nullptr) length = min(max(__ldg(rows.topk_length + t), 0), rows.topk);
+    const int extent = row_extent(rows.topk_indices + t * rows.row_stride, length, rows.t_k);
+    if (threadIdx.x % 32 == 0) extents[t] = extent;
+  }
+}
+
+// to [outer * inner, width] = rows; a warp per row, which may begin at any element.
+__global__ void __launch_bounds__(kThreads)
+    pack_rows_kernel(const __grid_constant__ StridedRows rows, __nv_bfloat16* to) {
+  for (int64_t row = first_row(); row < rows.outer * rows.inner; row += row_step()) {
+    const __nv_bfloat16* from =
+        rows.data + row / rows.inner * rows.outer_stride + row % rows.inner * rows.inner_stride;
+    for (int c = threadIdx.x % 32; c < rows.width; c += 32) to[row * rows.width + c] = from[c];
+  }
+}
+
+bool is_whole(int64_t elements) { return elements % 8 == 0; }  // eight BF16 numbers are 16 bytes
+
+}  // namespace
+
+void launch_row_extents(const SlotRows& rows, int32_t* extents, cudaStream_t stream) {
+  const dim3 grid = grid_of_warps(rows.t_q);
+  row_extents_kernel<<<grid, kThreads, 0, stream>>>(rows, extents);
+  core::cuda::check_launch("row_extents_kernel", grid, kThreads, 0);
+}
+
+bool rows_are_aligned(const StridedRows& rows) {
+  return reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 &&
+         (rows.outer <= 1 || is_whole(rows.outer_stride)) &&
+         (rows.inner <= 1 || is_whole(rows.inner_stride));
+}
+
+void launch_pack_rows(const StridedRows& rows, __nv_bfloat16* to, cudaStream_t stream) {
+  const dim3 grid = grid_of_warps(rows.outer * rows.inner);
+  pack_rows_kernel<<<grid, kThreads, 0, stream>>>(rows, to);
+  core::cuda::check_launch("pack_rows_kernel", grid, kThreads, 0);
+}
+
+}  // namespace flashdsa::attention::sm90::forward_pass
