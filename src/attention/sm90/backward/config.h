@@ -1,0 +1,124 @@
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace flashdsa::attention::sm90::backward_pass {
+
+// Sizes of the backward kernel. A chunk is 64 rows (heads or keys) of 64 channels: 128 bytes a row,
+// in the 128-byte swizzle of core/cuda/wgmma.cuh.
+template <int kHeadDimArg>
+struct Config {
+  static constexpr int kHeadDim = kHeadDimArg;
+  static constexpr int kValueDim = 512;
+  static constexpr int kHeads = 64;  // rows of a query tile
+  static constexpr int kKeys = 64;   // rows of a key tile
+  static constexpr int kChannels = 64;
+  static constexpr int kChunks = kHeadDim / kChannels;
+  static constexpr int kValueChunks = kValueDim / kChannels;
+  static constexpr int kChunkBytes = 64 * kChannels * 2;
+
+  // Warpgroups 0 and 1 accumulate grad_q of 288 or 256 channels each: four chunks, and with the
+  // rope channels one half of the chunk in the middle.
+  static constexpr int kGradQChannels = kHeadDim / 2;
+  static constexpr bool kHasMiddle = kChunks % 2 != 0;
+  static constexpr int kMiddle = 4;
+
+  // grad_kv chunks of every tile that warpgroups 0 and 1 make each; warpgroup 2 makes the rest.
+  // None lost 4 % at 8192 keys (and wins 20 % at 32768), three lost 3 %.
+  static constexpr int kOwnChunks = 2;
+
+  // The gathered key rows arrive by cp.async and are read by wgmma, which is another proxy. The
+  // fence that the memory model asks for costs 3 % of S, dP and grad_q, which the adds hide.
+  static constexpr bool kFenceKeys = true;
+
+  static constexpr int kMathWarps = 8;
+  static constexpr int kThreads = 512;
+  static constexpr int kMathRegisters = 208;  // warpgroups 0 and 1; fewer serialise the products
+  static constexpr int kGradKvRegisters = 64;
+  static constexpr int kLoadRegisters = 32;
+
+  // A grad_q row on its way out is padded so that the rows of an stmatrix lie in different banks.
+  static constexpr int kGradQRowBytes = kHeadDim * 2 + 16;
+  static constexpr int kKeyAreaBytes =
+      ((kChunks * kChunkBytes > kHeads * kGradQRowBytes ? kChunks * kChunkBytes
+                                                        : kHeads * kGradQRowBytes) +
+       1023) /
+      1024 * 1024;
+
+  // Key chunks are loaded, and scored, in the order in which the grad_q products free them.
+  static __host__ __device__ constexpr int chunk_at(int position) {
+    constexpr int kUpper = kHasMiddle ? 5 : 4;  // warpgroup 1's first whole chunk
+    constexpr int kOrder[] = {0, 1, kUpper, kUpper + 1, 2, 3, kUpper + 2, kUpper + 3, kMiddle};
+    return kOrder[position];
+  }
+
+  // Warps that read a key chunk for grad_q.
+  static __host__ __device__ constexpr int chunk_readers(int chunk) {
+    return kHasMiddle && chunk == kMiddle ? kMathWarps : kMathWarps / 2;
+  }
+
+  static_assert(kHeadDim == 576 || kHeadDim == 512, "the split of grad_q knows these two");
+  static_assert(2 * kOwnChunks < kChunks, "warpgroup 2 makes at least the last chunk");
+  static_assert(2 * kMathRegisters + kGradKvRegisters + kLoadRegisters == 512,
+                "the warpgroups share the 65536 registers of an SM");
+};
+
+template <typename Config>
+struct SharedStorage {
+  alignas(1024) uint8_t q[Config::kChunks * Config::kChunkBytes];
+  alignas(1024) uint8_t grad_out[Config::kValueChunks * Config::kChunkBytes];
+  alignas(1024) uint8_t p[Config::kChunkBytes];       // [head][key]
+  alignas(1024) uint8_t ds[Config::kChunkBytes];      // [head][key]
+  alignas(1024) uint8_t keys[Config::kKeyAreaBytes];  // the key tile, then grad_q on its way out
+  uint64_t key_full[Config::kChunks];
+  uint64_t key_empty[Config::kChunks];
+  uint64_t query_full;
+  uint64_t query_empty;
+  uint64_t key_area_free;
+  float lse_log2[Config::kHeads];  // of the softmax's whole denominator; +inf past the last head
+  float d[Config::kHeads];         // sum of grad_out * out
+};
+
+static_assert(sizeof(SharedStorage<Config<576>>) <= 232448, "over the limit of a Hopper SM");
+static_assert(sizeof(SharedStorage<Config<512>>) <= 232448, "over the limit of a Hopper SM");
+
+// What the kernel receives. Strides count elements.
+struct KernelParams {
+  const __nv_bfloat16* q;  // [T_q, H, D], rows of 16-byte pieces, as kv, out and grad_out
+  int64_t q_row_stride;
+  int64_t q_head_stride;
+  const __nv_bfloat16* kv;  // [T_k, D]
+  uint32_t kv_row_bytes;
+  const __nv_bfloat16* out;  // [T_q, H, 512]
+  int64_t out_row_stride;
+  int64_t out_head_stride;
+  const __nv_bfloat16* grad_out;  // [T_q, H, 512]
+  int64_t grad_out_row_stride;
+  int64_t grad_out_head_stride;
+  const float* lse;  // [T_q, H]
+  int64_t lse_row_stride;
+  const int32_t* topk_indices;  // [T_q, K]
+  int64_t topk_indices_row_stride;
+  const int32_t* extents;  // [T_q], last counted slot + 1
+  const float* attn_sink;  // [H] or null
+  float* sink_terms;       // [T_q, H] = P_sink * D, or null
+
+  __nv_bfloat16* grad_q;  // [T_q, H, D], contiguous, aligned to 16 bytes
+  // Rows of D in the permuted channel order of passes.h, aligned to 16 bytes: the accumulators
+  // [T_k], or, of the ordered kernel, [items, K], one for every slot.
+  float* grad_kv_rows;
+
+  int64_t first_item;  // items of this launch: first_item, + 1, ...
+  int items;
+  int ctas;             // the grid, set by the launch; as a constant operand it costs no register
+  int two_head_blocks;  // 0, or 1 when H > 64: item = token << two_head_blocks | head block
+  int heads;
+  int t_k;
+  int topk;
+  float softmax_scale;
+};
+
+}  // namespace flashdsa::attention::sm90::backward_pass

@@ -1,0 +1,670 @@
+// Sparse MLA attention, backward, on Hopper: one query row and up to 64 heads an item.
+//
+//   S = scale q k,  P = exp(S - ln(e^lse + e^sink)),  D = sum_c grad_out out
+//   dP = grad_out value,  dS = P (dP - D) scale
+//   grad_q = sum_j dS kv[i_j],  grad_kv[i_j] += dS q (+ P grad_out in the first 512 channels)
+//
+// Inputs and outputs: KernelParams in config.h. Slots that hold no key are zero rows with P = 0 and
+// are never added; heads past H are zero rows with P = dS = 0. The default kernel adds rows of
+// grad_kv with vector atomics; the ordered one stores every slot's row for ordered_sum.h.
+//
+// Grid: one CTA per SM, items blockIdx.x, + gridDim.x, ...    Tile: 64 heads x 64 keys.
+// Warpgroups                                                                        registers
+//   0  S, P; grad_q channels of the lower half; grad_kv chunks 0, 1                       208
+//   1  dP, dS; grad_q channels of the upper half; grad_kv chunks 2, 3                     208
+//   2  the other grad_kv chunks, during grad_q and the next tile's S and dP                64
+//   3  loads: cp.async gather of the key tile, q, grad_out                                 32
+// Warpgroups 0 and 1 make their grad_kv chunks in the registers that S and dP have left, while the
+// next keys are on their way; before an item they compute D and the denominator.
+//
+// Shared memory, bytes (D = 576 / 512): q 73728 / 65536, grad_out 65536, P 8192, dS 8192, keys (and
+// grad_q rows on their way out) 74752 / 66560, barriers, D and lse 1024: 231424 / 215040.
+//
+// Barriers (0, 1 and 2 first wait on parity 0; 3, which has nothing to wait for then, on parity 1)
+//   key_full[c]    128 cp.async arrivals of 3   0, 1 wait      chunk c of the key tile is there
+//   key_empty[c]   4 (middle: 8) warps of 0, 1  3 waits        grad_q has read it
+//   query_full     128 cp.async arrivals of 3   0, 1, 2 wait   q and grad_out are there
+//   query_empty    12 warps of 0, 1, 2          3 waits        nobody reads q and grad_out any more
+//   key_area_free  8 warps of 0, 1              3 waits        grad_q rows have left the key area
+// Named barriers
+//   kPFree    1, 2 arrive, 0 waits   nobody reads the previous tile's P and dS any more
+//   kPReady   0 arrives, 1 waits     P is in shared memory
+//   kDsReady  0, 1, 2 meet           P and dS are in shared memory
+//   kMath     0, 1 meet              D and lse are there; all grad_q products of the item are done
+//
+// Rounded to BF16: P and dS (operands of the second products; P also where it makes dS), grad_q.
+// All else is FP32. The order of grad_q's sums depends on the item alone.
+#pragma once
+
+#include <cmath>
+
+#include "attention/sm90/backward/config.h"
+#include "core/cuda/ptx.cuh"
+#include "core/cuda/wgmma.cuh"
+
+namespace flashdsa::attention::sm90::backward_pass {
+
+using namespace core::cuda;
+
+enum NamedBarrier { kPFree = 1, kPReady, kDsReady, kMath };
+
+inline constexpr float kLog2E = 1.4426950408889634f;
+inline constexpr unsigned kAllLanes = 0xFFFFFFFFu;
+
+// ------------------------------------------------------------------------------ small things
+
+struct Item {
+  int64_t token;
+  int first_head;
+  int heads;   // of the tile's 64 rows
+  int extent;  // slots to look at, 0: a row without keys
+};
+
+__device__ __forceinline__ Item item_at(const KernelParams& p, int index) {
+  const int64_t item = p.first_item + index;
+  Item result;
+  result.token = item >> p.two_head_blocks;
+  result.first_head = static_cast<int>(item & p.two_head_blocks) * 64;
+  result.heads = min(p.heads - result.first_head, 64);
+  result.extent = __ldg(p.extents + result.token);
+  return result;
+}
+
+__device__ __forceinline__ const int32_t* slots_of(const KernelParams& p, const Item& item) {
+  return p.topk_indices + item.token * p.topk_indices_row_stride;
+}
+
+__device__ __forceinline__ int tiles_of(const Item& item) { return (item.extent + 63) / 64; }
+
+// The key in a slot, or -1.
+__device__ __forceinline__ int key_in(const KernelParams& p, const int32_t* slots, int extent,
+                                      int slot) {
+  const int key = slot < extent ? __ldg(slots + slot) : -1;
+  return static_cast<unsigned>(key) < static_cast<unsigned>(p.t_k) ? key : -1;
+}
+
+// The same number, of which the compiler knows nothing: what is computed from it is computed again
+// instead of held in registers.
+template <typename Word>
+__device__ __forceinline__ Word opaque(Word number) {
+  asm volatile("" : "+r"(number));
+  return number;
+}
+
+__device__ __forceinline__ float low_bf16(uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float high_bf16(uint32_t pair) {
+  return __uint_as_float(pair & 0xFFFF0000u);
+}
+
+// Operand whose rows are M or N, its channels K; 16 of K are 32 bytes.
+__device__ __forceinline__ uint64_t rows_operand(uint32_t address) {
+  return wgmma_descriptor(address, 16, 1024);
+}
+// Operand whose rows are K, its channels M or N; 16 of K are 2048 bytes.
+template <typename Config>
+__device__ __forceinline__ uint64_t columns_operand(uint32_t address) {
+  return wgmma_descriptor(address, Config::kChunkBytes, 1024);
+}
+
+// Byte offset of 16-byte piece `piece` of row `row` in a chunk.
+__device__ __forceinline__ int chunk_offset(int row, int piece) {
+  return row * 128 + ((piece ^ (row & 7)) << 4);
+}
+
+// ------------------------------------------------------------------------------ grad_kv
+
+// Rows of `grad_kv_rows` into which this lane adds of tile `tile`, -1 for none: of its warp's 16
+// slots number (lane / 4) % 4 + 4 i, see add_chunk.
+template <bool kOrdered>
+__device__ __forceinline__ void rows_to_add(const KernelParams& p, const Item& item, int index,
+                                            int tile, int (&rows)[4]) {
+  const int thread = opaque(static_cast<int>(threadIdx.x & 127));
+  const int first = tile * 64 + (thread >> 5) * 16 + ((thread >> 2) & 3);
+  const int32_t* slots = slots_of(p, item);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int slot = first + 4 * i;
+    const int key = key_in(p, slots, item.extent, slot);
+    rows[i] = kOrdered && key >= 0 ? index * p.topk + slot : key;
+  }
+}
+
+template <bool kOrdered>
+__device__ __forceinline__ void put(float* to, const float4& value) {
+  if constexpr (kOrdered) {
+    *reinterpret_cast<float4*>(to) = value;
+  } else {
+    reduce_add_v4(to, value.x, value.y, value.z, value.w);
+  }
+}
+
+// Adds 16 slots x 64 channels of one warp from the accumulator layout (lane 4g + q holds rows g,
+// g + 8, columns 8j + 2q, + 1). Half of the values change lanes (lane ^ 16), so that each
+// instruction adds 4 rows x 128 contiguous bytes; 8 rows x 64 bytes without an exchange cost a
+// third more at 32768 keys. `to` is the chunk's first channel in row 0.
+template <typename Config, bool kOrdered>
+__device__ __forceinline__ void add_chunk(const float (&d)[32], const int (&rows)[4], float* to,
+                                          int lane) {
+  const bool high = lane & 16;
+  to += (lane >> 4) * 16 + (lane & 3) * 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {  // rows g or g + 8
+#pragma unroll
+    for (int b = 0; b < 2; ++b) {  // 32 columns
+      float4 v[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {  // 16 columns, in the permuted order of passes.h
+        const int j = 4 * (4 * b + 2 * i) + 2 * half;
+        v[i] = make_float4(d[j], d[j + 1], d[j + 4], d[j + 5]);
+      }
+      // Lanes of rows g < 4 give their second 64 bytes for the first 64 bytes of row g + 4.
+      const float4 give = high ? v[0] : v[1];
+      float4 got;
+      got.x = __shfl_xor_sync(kAllLanes, give.x, 16);
+      got.y = __shfl_xor_sync(kAllLanes, give.y, 16);
+      got.z = __shfl_xor_sync(kAllLanes, give.z, 16);
+      got.w = __shfl_xor_sync(kAllLanes, give.w, 16);
+      const int first = rows[2 * half], second = rows[2 * half + 1];
+      if (first >= 0) {
+        put<kOrdered>(to + int64_t{first} * Config::kHeadDim + b * 32, high ? got : v[0]);
+      }
+      if (second >= 0) {
+        put<kOrdered>(to + int64_t{second} * Config::kHeadDim + b * 32, high ? v[1] : got);
+      }
+    }
+  }
+}
+
+// d = (dS^T q + P^T grad_out) of 64 slots x the 64 channels of chunk `c`.
+template <typename Config>
+__device__ __forceinline__ void grad_kv_products(SharedStorage<Config>& shared, float (&d)[32],
+                                                 int c) {
+  const uint32_t offset = c * Config::kChunkBytes;
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    Wgmma<64>::shared<1, 1>(d, columns_operand<Config>(shared_address(shared.ds) + k * 2048),
+                            columns_operand<Config>(shared_address(shared.q) + offset + k * 2048),
+                            k != 0);
+  }
+  if (c < Config::kValueChunks) {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      Wgmma<64>::shared<1, 1>(
+          d, columns_operand<Config>(shared_address(shared.p) + k * 2048),
+          columns_operand<Config>(shared_address(shared.grad_out) + offset + k * 2048), 1);
+    }
+  }
+  wgmma_commit();
+  wgmma_wait<0>();
+  wgmma_pin(d);
+}
+
+// Warpgroup 2.
+template <typename Config, bool kOrdered>
+__device__ __forceinline__ void run_grad_kv(const KernelParams& p, SharedStorage<Config>& shared) {
+  const int lane = threadIdx.x & 31;
+  uint32_t parity = 0;
+  for (int index = blockIdx.x; index < p.items; index += p.ctas) {
+    const Item item = item_at(p, index);
+    if (item.extent == 0) continue;
+    const int tiles = tiles_of(item);
+    barrier_wait(&shared.query_full, parity);
+    fence_async_shared();
+    parity ^= 1;
+    named_arrive(kPFree, 384);
+    for (int tile = 0; tile < tiles; ++tile) {
+      int rows[4];
+      rows_to_add<kOrdered>(p, item, index, tile, rows);
+      named_sync(kDsReady, 384);
+      float d[32];
+#pragma unroll 1
+      for (int c = 2 * Config::kOwnChunks; c < Config::kChunks; ++c) {
+        grad_kv_products(shared, d, c);
+        if (c == Config::kChunks - 1 && tile + 1 < tiles) named_arrive(kPFree, 384);
+        add_chunk<Config, kOrdered>(d, rows, p.grad_kv_rows + c * 64, lane);
+      }
+    }
+    __syncwarp();
+    if (lane == 0) barrier_arrive(&shared.query_empty);
+  }
+}
+
+// ------------------------------------------------------------------------------ before an item
+
+// This lane's part of sum_c grad_out * out of one head.
+template <typename Config>
+__device__ __forceinline__ float partial_d(const __nv_bfloat16* out, const __nv_bfloat16* grad_out,
+                                           int lane) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < Config::kValueDim / 256; ++i) {
+    const uint4 a = __ldg(reinterpret_cast<const uint4*>(out) + i * 32 + lane);
+    const uint4 b = __ldg(reinterpret_cast<const uint4*>(grad_out) + i * 32 + lane);
+    const uint32_t x[4] = {a.x, a.y, a.z, a.w};
+    const uint32_t y[4] = {b.x, b.y, b.z, b.w};
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      sum += low_bf16(x[e]) * low_bf16(y[e]) + high_bf16(x[e]) * high_bf16(y[e]);
+    }
+  }
+  return sum;
+}
+
+// ln(e^lse + e^sink): the softmax's whole denominator.
+__device__ __forceinline__ float whole_lse(float lse, float sink) {
+  if (sink == -INFINITY) return lse;
+  if (sink == INFINITY) return sink;
+  if (isnan(lse) || isnan(sink)) return lse + sink;  // fmaxf would drop it
+  const float top = fmaxf(lse, sink);
+  return top + log1pf(expf(fminf(lse, sink) - top));
+}
+
+// D, the denominator and the sink's part of the eight heads of one math warp.
+template <typename Config>
+__device__ __forceinline__ void prepare_heads(const KernelParams& p, SharedStorage<Config>& shared,
+                                              const Item& item, int math_warp, int lane) {
+  const int first = math_warp * 8;
+  float d = 0.0f;  // of head first + lane
+#pragma unroll 2
+  for (int i = 0; i < 8; ++i) {
+    if (first + i >= item.heads) break;
+    const int64_t head = item.first_head + first + i;
+    float sum = partial_d<Config>(
+        p.out + item.token * p.out_row_stride + head * p.out_head_stride,
+        p.grad_out + item.token * p.grad_out_row_stride + head * p.grad_out_head_stride, lane);
+#pragma unroll
+    for (int o = 16; o > 0; o >>= 1) sum += __shfl_xor_sync(kAllLanes, sum, o);
+    if (lane == i) d = sum;
+  }
+  if (lane >= 8) return;
+  float lse = INFINITY;
+  if (first + lane < item.heads) {
+    const int head = item.first_head + first + lane;
+    lse = __ldg(p.lse + item.token * p.lse_row_stride + head);
+    if (p.attn_sink != nullptr) {
+      const float sink = __ldg(p.attn_sink + head);
+      lse = whole_lse(lse, sink);
+      const float p_sink = sink == INFINITY ? 1.0f : expf(sink - lse);
+      if (p.sink_terms != nullptr) p.sink_terms[item.token * p.heads + head] = p_sink * d;
+    }
+  }
+  shared.lse_log2[first + lane] = lse * kLog2E;
+  shared.d[first + lane] = d;
+}
+
+// A row without keys: grad_q and the sink's part are zero. `thread` counts in both warpgroups.
+template <typename Config>
+__device__ __forceinline__ void write_empty_item(const KernelParams& p, const Item& item,
+                                                 int thread) {
+  const int64_t first = item.token * p.heads + item.first_head;
+  auto* to = reinterpret_cast<uint4*>(p.grad_q + first * Config::kHeadDim);
+  for (int i = thread; i < item.heads * Config::kHeadDim / 8; i += 256) {
+    to[i] = make_uint4(0, 0, 0, 0);
+  }
+  if (p.sink_terms != nullptr && thread < item.heads) p.sink_terms[first + thread] = 0.0f;
+}
+
+// ------------------------------------------------------------------------------ S, dP, grad_q
+
+// grad_q of the lower (kGroup 0) or upper (1) half of the channels: chunks 0, 1 and 2, 3 of the
+// half, and the half's part of the middle chunk.
+struct GradQ {
+  float first[64];
+  float second[64];
+  float middle[16];
+};
+
+// Warpgroup 0 or 1.
+template <typename Config, int kGroup, bool kOrdered>
+struct Math {
+  using Storage = SharedStorage<Config>;
+  static constexpr int kChunk0 = kGroup == 0 ? 0 : Config::kChunks - 4;  // of its whole chunks
+
+  // s = q k of all channels, or grad_out . value. All chunks of the key tile are there afterwards.
+  static __device__ __forceinline__ void score(Storage& shared, uint32_t parity, float (&s)[32]) {
+    const uint32_t heads = shared_address(kGroup == 0 ? shared.q : shared.grad_out);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < Config::kChunks; ++i) {
+      const int c = Config::chunk_at(i);
+      barrier_wait(&shared.key_full[c], parity);
+      if constexpr (Config::kFenceKeys) fence_async_shared();
+      if (kGroup == 1 && c >= Config::kValueChunks) continue;
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const uint32_t offset = c * Config::kChunkBytes + k * 32;
+        Wgmma<64>::shared(s, rows_operand(heads + offset),
+                          rows_operand(shared_address(shared.keys) + offset), (i | k) != 0);
+      }
+    }
+    wgmma_commit();
+  }
+
+  // S -> P of this thread's two heads. `low`, `high`: bit j is set when slot j, 32 + j holds a key.
+  static __device__ __forceinline__ void softmax(float (&s)[32], float scale_log2, float lse0,
+                                                 float lse1, uint32_t low, uint32_t high,
+                                                 int lane) {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      s[i] = exp2_fast(fmaf(s[i], scale_log2, (i & 2) ? -lse1 : -lse0));
+    }
+    if ((low & high) == kAllLanes) return;
+    low = opaque(low >> (lane & 3) * 2);
+    high = opaque(high >> (lane & 3) * 2);
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {  // column 8 (i / 4) + 2 (lane % 4) + i % 2
+      const uint32_t bit = 1u << ((i >> 2 & 3) * 8 + (i & 1));
+      if (!((i < 16 ? low : high) & bit)) s[i] = 0.0f;
+    }
+  }
+
+  // P -> shared memory. Heads that do not exist, whose lse is +inf, have P = 0 whatever keys hold.
+  static __device__ __forceinline__ void store_p(Storage& shared, const float (&s)[32], float lse0,
+                                                 float lse1, int offset) {
+    const uint32_t mask0 = lse0 == INFINITY ? 0 : kAllLanes;
+    const uint32_t mask1 = lse1 == INFINITY ? 0 : kAllLanes;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float* v = s + 8 * j;
+      stmatrix_x4(shared_address(shared.p) + (offset ^ j * 32), pack_bf16(v[0], v[1]) & mask0,
+                  pack_bf16(v[2], v[3]) & mask1, pack_bf16(v[4], v[5]) & mask0,
+                  pack_bf16(v[6], v[7]) & mask1);
+    }
+  }
+
+  // dS = P (dP - D) scale -> shared memory.
+  static __device__ __forceinline__ void store_ds(Storage& shared, const float (&dp)[32], float d0,
+                                                  float d1, float scale, int offset) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      uint32_t w[4];
+      ldmatrix_x4(shared_address(shared.p) + (offset ^ j * 32), w[0], w[1], w[2], w[3]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float d = (i & 1) ? d1 : d0;
+        const float* v = dp + 8 * j + 2 * i;
+        w[i] = pack_bf16(low_bf16(w[i]) * (v[0] - d) * scale, high_bf16(w[i]) * (v[1] - d) * scale);
+      }
+      stmatrix_x4(shared_address(shared.ds) + (offset ^ j * 32), w[0], w[1], w[2], w[3]);
+    }
+  }
+
+  // grad_q += dS k, then the key chunks are free.
+  static __device__ __forceinline__ void grad_q_products(Storage& shared, GradQ& grad_q,
+                                                         bool accumulate, int lane) {
+    const uint32_t ds = shared_address(shared.ds);
+    const uint32_t keys = shared_address(shared.keys);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      Wgmma<128>::shared<0, 1>(
+          grad_q.first, rows_operand(ds + k * 32),
+          columns_operand<Config>(keys + kChunk0 * Config::kChunkBytes + k * 2048),
+          accumulate || k != 0);
+    }
+    wgmma_commit();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      Wgmma<128>::shared<0, 1>(
+          grad_q.second, rows_operand(ds + k * 32),
+          columns_operand<Config>(keys + (kChunk0 + 2) * Config::kChunkBytes + k * 2048),
+          accumulate || k != 0);
+      if constexpr (Config::kHasMiddle) {
+        Wgmma<32>::shared<0, 1>(
+            grad_q.middle, rows_operand(ds + k * 32),
+            columns_operand<Config>(keys + Config::kMiddle * Config::kChunkBytes + kGroup * 64 +
+                                    k * 2048),
+            accumulate || k != 0);
+      }
+    }
+    wgmma_commit();
+    wgmma_wait<1>();
+    if (lane == 0) {
+      barrier_arrive(&shared.key_empty[kChunk0]);
+      barrier_arrive(&shared.key_empty[kChunk0 + 1]);
+    }
+    wgmma_wait<0>();
+    if (lane == 0) {
+      barrier_arrive(&shared.key_empty[kChunk0 + 2]);
+      barrier_arrive(&shared.key_empty[kChunk0 + 3]);
+      if constexpr (Config::kHasMiddle) barrier_arrive(&shared.key_empty[Config::kMiddle]);
+    }
+    wgmma_pin(grad_q.first);
+    wgmma_pin(grad_q.second);
+    if constexpr (Config::kHasMiddle) wgmma_pin(grad_q.middle);
+  }
+
+  // All tiles of one item: grad_q stays in registers, grad_kv chunks leave.
+  static __device__ __forceinline__ void tiles(const KernelParams& p, Storage& shared,
+                                               const Item& item, int index, uint32_t& key_parity,
+                                               GradQ& grad_q) {
+    const int warp = (threadIdx.x & 127) >> 5, lane = threadIdx.x & 31;
+    const int head0 = warp * 16 + (lane >> 2);  // this thread's heads are head0 and head0 + 8
+    // Where this lane's row starts in stmatrix and ldmatrix of rows 0-7, 8-15 x keys 0-7, 8-15 of
+    // the warp's 16 heads; 16 j keys further is ^ 32 j.
+    const int offset = chunk_offset(warp * 16 + (lane & 15), lane >> 4);
+    const int count = tiles_of(item);
+
+    for (int tile = 0; tile < count; ++tile) {
+      float s[32];
+      score(shared, key_parity, s);
+      key_parity ^= 1;
+      if constexpr (kGroup == 0) {
+        const int32_t* slots = slots_of(p, item);
+        const int key0 = key_in(p, slots, item.extent, tile * 64 + lane);
+        const int key1 = key_in(p, slots, item.extent, tile * 64 + 32 + lane);
+        wgmma_wait<0>();
+        wgmma_pin(s);
+        const float lse0 = shared.lse_log2[head0], lse1 = shared.lse_log2[head0 + 8];
+        softmax(s, p.softmax_scale * kLog2E, lse0, lse1, __ballot_sync(kAllLanes, key0 >= 0),
+                __ballot_sync(kAllLanes, key1 >= 0), lane);
+        named_sync(kPFree, 384);
+        store_p(shared, s, lse0, lse1, opaque(offset));
+        fence_async_shared();
+        named_arrive(kPReady, 256);
+      } else {
+        named_arrive(kPFree, 384);
+        wgmma_wait<0>();
+        wgmma_pin(s);
+        named_sync(kPReady, 256);
+        store_ds(shared, s, shared.d[head0], shared.d[head0 + 8], p.softmax_scale, opaque(offset));
+        fence_async_shared();
+      }
+      named_sync(kDsReady, 384);
+      grad_q_products(shared, grad_q, tile != 0, lane);
+
+      int rows[4];
+      rows_to_add<kOrdered>(p, item, index, tile, rows);
+#pragma unroll 1
+      for (int c = kGroup * Config::kOwnChunks; c < (kGroup + 1) * Config::kOwnChunks; ++c) {
+        grad_kv_products(shared, s, c);
+        add_chunk<Config, kOrdered>(s, rows, p.grad_kv_rows + c * 64, lane);
+      }
+    }
+  }
+
+  template <int kCount>
+  static __device__ __forceinline__ void stage(uint32_t to, const float (&d)[kCount]) {
+#pragma unroll
+    for (int j = 0; j < kCount / 8; ++j) {
+      const float* v = d + 8 * j;
+      stmatrix_x4(to + j * 32, pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]),
+                  pack_bf16(v[6], v[7]));
+    }
+  }
+
+  // grad_q: registers -> BF16 rows in the key area -> global.
+  static __device__ __forceinline__ void store_grad_q(const KernelParams& p, Storage& shared,
+                                                      const Item& item, const GradQ& grad_q) {
+    constexpr int kFirstByte = kGroup * Config::kGradQChannels * 2;
+    const int thread = opaque(static_cast<int>(threadIdx.x & 127));
+    const int warp = thread >> 5, lane = thread & 31;
+    const uint32_t area = shared_address(shared.keys);
+    const uint32_t to =
+        area + (warp * 16 + (lane & 15)) * Config::kGradQRowBytes + (lane >> 4) * 16;
+    stage(to + kChunk0 * 128, grad_q.first);
+    stage(to + kChunk0 * 128 + 256, grad_q.second);
+    if constexpr (Config::kHasMiddle) {
+      stage(to + Config::kMiddle * 128 + kGroup * 64, grad_q.middle);
+    }
+    fence_async_shared();
+    __syncwarp();
+    const int head = warp * 16 + lane;
+    if (lane < 16 && head < item.heads) {
+      const int64_t vector = item.token * p.heads + item.first_head + head;
+      bulk_store(reinterpret_cast<uint8_t*>(p.grad_q + vector * Config::kHeadDim) + kFirstByte,
+                 area + head * Config::kGradQRowBytes + kFirstByte, Config::kGradQChannels * 2);
+      bulk_commit();
+      bulk_wait_read();
+    }
+    __syncwarp();
+  }
+
+  static __device__ __forceinline__ void run(const KernelParams& p, Storage& shared) {
+    const int lane = threadIdx.x & 31;
+    uint32_t key_parity = 0, query_parity = 0;
+    for (int index = blockIdx.x; index < p.items; index += p.ctas) {
+      const Item item = item_at(p, index);
+      const int thread = kGroup * 128 + (threadIdx.x & 127);
+      if (item.extent == 0) {
+        write_empty_item<Config>(p, item, thread);
+        continue;
+      }
+      prepare_heads(p, shared, item, thread >> 5, lane);
+      __syncwarp();
+      named_sync(kMath, 256);
+      barrier_wait(&shared.query_full, query_parity);
+      fence_async_shared();
+      query_parity ^= 1;
+      GradQ grad_q;
+      tiles(p, shared, item, index, key_parity, grad_q);
+      named_sync(kMath, 256);  // the key area and D may be overwritten
+      if (lane == 0) barrier_arrive(&shared.query_empty);
+      store_grad_q(p, shared, item_at(p, opaque(index)), grad_q);
+      if (lane == 0) barrier_arrive(&shared.key_area_free);
+    }
+  }
+};
+
+// ------------------------------------------------------------------------------ loads
+
+// Heads' rows of `kChunks` chunks; rows past `heads` are zeros. Eight lanes take 128 bytes.
+template <typename Config, int kChunks>
+__device__ __forceinline__ void load_heads(uint32_t to, const __nv_bfloat16* from,
+                                           int64_t head_stride, int heads, int row) {
+#pragma unroll 1
+  for (int i = 0; i < 4; ++i) {
+    const bool exists = row + 16 * i < heads;
+    const __nv_bfloat16* source = exists ? from + (row + 16 * i) * head_stride : from;
+#pragma unroll 1
+    for (int c = 0; c < kChunks; ++c) {
+      cp_async_16(to + c * Config::kChunkBytes + i * 2048, source + c * 64, exists ? 16 : 0);
+    }
+  }
+}
+
+template <typename Config>
+__device__ __forceinline__ void load_query(const KernelParams& p, SharedStorage<Config>& shared,
+                                           const Item& item, int thread) {
+  const int row = thread >> 3, piece = thread & 7;
+  const uint32_t offset = chunk_offset(row, piece);  // rows row + 16 i have the same swizzle
+  load_heads<Config, Config::kChunks>(
+      shared_address(shared.q) + offset,
+      p.q + item.token * p.q_row_stride + item.first_head * p.q_head_stride + piece * 8,
+      p.q_head_stride, item.heads, row);
+  load_heads<Config, Config::kValueChunks>(shared_address(shared.grad_out) + offset,
+                                           p.grad_out + item.token * p.grad_out_row_stride +
+                                               item.first_head * p.grad_out_head_stride + piece * 8,
+                                           p.grad_out_head_stride, item.heads, row);
+  barrier_arrive_cp_async(&shared.query_full);
+}
+
+// Warpgroup 3.
+template <typename Config>
+__device__ __forceinline__ void run_loads(const KernelParams& p, SharedStorage<Config>& shared) {
+  const int thread = threadIdx.x & 127;
+  const int row = thread >> 3, piece = thread & 7;
+  const uint32_t keys = shared_address(shared.keys) + chunk_offset(row, piece);
+  const uint8_t* kv = reinterpret_cast<const uint8_t*>(p.kv) + piece * 16;
+  uint32_t tile_parity = 1, item_parity = 1;  // of the phase before this tile, this item
+  for (int index = blockIdx.x; index < p.items; index += p.ctas) {
+    const Item item = item_at(p, index);
+    if (item.extent == 0) continue;
+    const int32_t* slots = slots_of(p, item);
+    const int tiles = tiles_of(item);
+    barrier_wait(&shared.key_area_free, item_parity);
+    int next[4];  // keys of the coming tile, -1 for none
+#pragma unroll
+    for (int i = 0; i < 4; ++i) next[i] = key_in(p, slots, item.extent, row + 16 * i);
+    for (int tile = 0; tile < tiles; ++tile) {
+      int current[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        current[i] = next[i];
+        next[i] = key_in(p, slots, item.extent, (tile + 1) * 64 + row + 16 * i);
+      }
+#pragma unroll
+      for (int n = 0; n < Config::kChunks; ++n) {
+        const int c = Config::chunk_at(n);
+        barrier_wait(&shared.key_empty[c], tile_parity);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int key = opaque(current[i]);  // four addresses held through the tile would spill
+          cp_async_16(keys + c * Config::kChunkBytes + i * 2048,
+                      kv + uint64_t{static_cast<uint32_t>(max(key, 0))} * p.kv_row_bytes + c * 128,
+                      key >= 0 ? 16 : 0);
+        }
+        barrier_arrive_cp_async(&shared.key_full[c]);
+      }
+      tile_parity ^= 1;
+      if (tile == 0) {
+        barrier_wait(&shared.query_empty, item_parity);
+        load_query(p, shared, item_at(p, opaque(index)), opaque(thread));
+      }
+    }
+    item_parity ^= 1;
+  }
+}
+
+// ------------------------------------------------------------------------------ kernel
+
+template <typename Config>
+__device__ __forceinline__ void init_barriers(SharedStorage<Config>& shared) {
+  for (int c = 0; c < Config::kChunks; ++c) {
+    barrier_init(&shared.key_full[c], 128);
+    barrier_init(&shared.key_empty[c], Config::chunk_readers(c));
+  }
+  barrier_init(&shared.query_full, 128);
+  barrier_init(&shared.query_empty, Config::kMathWarps + 4);
+  barrier_init(&shared.key_area_free, Config::kMathWarps);
+  barrier_init_fence();
+}
+
+template <typename Config, bool kOrdered>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    sparse_mla_backward_kernel(const __grid_constant__ KernelParams p) {
+  extern __shared__ __align__(1024) uint8_t bytes[];
+  auto& shared = *reinterpret_cast<SharedStorage<Config>*>(bytes);
+  if (threadIdx.x == 0) init_barriers(shared);
+  __syncthreads();
+  switch (threadIdx.x >> 7) {
+    case 0:
+      grow_registers<Config::kMathRegisters>();
+      Math<Config, 0, kOrdered>::run(p, shared);
+      break;
+    case 1:
+      grow_registers<Config::kMathRegisters>();
+      Math<Config, 1, kOrdered>::run(p, shared);
+      break;
+    case 2:
+      shrink_registers<Config::kGradKvRegisters>();
+      run_grad_kv<Config, kOrdered>(p, shared);
+      break;
+    default:
+      shrink_registers<Config::kLoadRegisters>();
+      run_loads(p, shared);
+  }
+}
+
+}  // namespace flashdsa::attention::sm90::backward_pass
