@@ -17,7 +17,7 @@ done
 
 # GLM-5.2's sizes on one of eight tensor-parallel ranks, with a selection narrow enough that most
 # rows have to choose, and few enough tokens for the plain loops of the reference.
-sizes=(--preset glm5.2 --heads 8 --topk 128 --tokens 12288)
+sizes=(--preset glm5.2 --heads 8 --topk 128 --tokens 8192)
 
 flashdsa=build/release/flashdsa
 "$flashdsa" synth build/release/text.safetensors "${sizes[@]}" --text "${texts[@]}"

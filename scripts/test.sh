@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Every check of the project: formatting, the tests in the optimised build, clang-tidy, the tests
-# under the sanitizers, and that the CUDA build configures where there is a CUDA compiler. The last
-# line counts the tests of all runs.
+# under the sanitizers, and the CUDA build where there is a CUDA compiler. The last line counts the
+# tests of all runs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/common.sh
@@ -59,6 +59,8 @@ run_tests cpu "$suites,install"
 check "clang-tidy" check_tidy || true
 run_tests dev "$suites"
 if command -v nvcc >/dev/null; then
-  check "cuda: configure" configure cuda || true
+  if check "cuda: configure" configure cuda; then
+    check "cuda: build" cmake --build --preset cuda --target flashdsa || true
+  fi
 fi
 "$(python)" tests/support/summary.py --failed "$failures" "${reports[@]}"

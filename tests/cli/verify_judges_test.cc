@@ -168,7 +168,7 @@ TEST(ScoreSlack, IsOfTheLargestSumBeforeHeadsCancel) {
 
 TEST(ScoresAreExact, WhenAllSumsFitInto24Bits) {
   EXPECT_TRUE(scores_are_exact(Row{{1, 1}, {1}, {8388607, 8388608}}.view()));   // sum 2^24 - 1
-  EXPECT_FALSE(scores_are_exact(Row{{1, 1}, {1}, {8388608, 8388608}}.view()));  // sum 2^24
+  EXPECT_FALSE(scores_are_exact(Row{{1, 1}, {1}, {8388609, 8388607}}.view()));  // sum 2^24
   EXPECT_TRUE(scores_are_exact(Row{{0.25}, {0.5}, {3, 5, -7}}.view()));
   EXPECT_FALSE(scores_are_exact(Row{{1}, {1.0 / 3}, {12345.678f}}.view()));
   EXPECT_TRUE(scores_are_exact(Row{{1}, {1}, {0, 0}}.view()));

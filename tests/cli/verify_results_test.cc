@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <ostream>
 #include <random>
 
 #include "tools/verify_attention.h"
@@ -201,13 +202,20 @@ void scale(const Tensor& tensor, double factor, std::int64_t begin, std::int64_t
   }
 }
 
+double value_at(const Tensor& tensor, std::int64_t element) {
+  const auto i = static_cast<std::size_t>(element);
+  if (tensor.view().dtype == DType::kFloat32) return tensor.span<float>()[i];
+  return static_cast<float>(tensor.span<BFloat16>()[i]);
+}
+
 class VerifyFault : public Verify, public testing::WithParamInterface<Fault> {
  protected:
   void expect_found() {
     const ErrorTable table = attention_table();
     EXPECT_FALSE(table.ok());
     for (const auto& line : table.json()) {
-      if (line["tensor"] != GetParam().tensor) EXPECT_TRUE(line["ok"]) << line;
+      if (line["tensor"] == GetParam().tensor) continue;
+      EXPECT_TRUE(line["ok"]) << line;
     }
   }
 };
@@ -218,11 +226,13 @@ TEST_P(VerifyFault, TenPercentTooLargeFails) {
   expect_found();
 }
 
-TEST_P(VerifyFault, TheLastVectorAloneFails) {
+TEST_P(VerifyFault, OneVectorAloneFails) {
   const Tensor& tensor = GetParam().result(results_);
   const TensorView& view = tensor;
   const std::int64_t width = view.rank < 3 ? 1 : view.shape[2];
-  scale(tensor, 1.2, view.elements() - width, view.elements());
+  std::int64_t begin = view.elements() - width;  // the last that is not zero, as unselected keys are
+  while (value_at(tensor, begin) == 0) begin -= width;
+  scale(tensor, 1.2, begin, begin + width);
   expect_found();
 }
 
@@ -232,8 +242,10 @@ TEST_P(VerifyFault, OneNanFails) {
   expect_found();
 }
 
+void PrintTo(const Fault& fault, std::ostream* out) { *out << fault.tensor; }
+
 INSTANTIATE_TEST_SUITE_P(Results, VerifyFault, testing::ValuesIn(kFaults),
-                         [](const auto& info) { return std::string(info.param.tensor); });
+                         [](const auto& fault) { return std::string(fault.param.tensor); });
 
 TEST_F(Verify, ResultsOfOtherKeysFail) {
   AttentionTensors other = attention_;
