@@ -18,12 +18,13 @@ python() {
   done
 }
 
-# quietly COMMAND...: shows the output only when the command fails.
+# quietly COMMAND...: shows the output only when the command fails, without the build's steps
+# that went well and clang-tidy's count of what it left out.
 quietly() {
   local log status=0
   log=$(mktemp)
   "$@" >"$log" 2>&1 </dev/null || status=$?
-  [ "$status" -eq 0 ] || cat "$log"
+  [ "$status" -eq 0 ] || grep -vE '^\[[0-9]+/[0-9]+\] |^[0-9]+ warnings generated' "$log" || true
   rm -f "$log"
   return "$status"
 }

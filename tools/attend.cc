@@ -1,6 +1,7 @@
 // flashdsa attend: SPEC sections 5 and 6 on files.
 
 #include <memory>
+#include <optional>
 
 #include "tools/command.h"
 #include "tools/pipeline.h"
@@ -27,7 +28,7 @@ Tensors of OUT:
 struct Options {
   std::string in;
   std::string out;
-  std::string grad_kv_dtype;
+  std::optional<std::string> grad_kv_dtype;
   RuntimeOptions runtime{kName};
   ScalarOptions scalars{kName};
 };

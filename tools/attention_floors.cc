@@ -58,7 +58,8 @@ class HeadFloors {
 
   void add_to(AttentionFloors& floors) const {
     double squares = 0;
-    for (std::size_t j = 0; j < p_.size(); ++j) squares += square(p_[j]) * row_.value_squares[slot(j)];
+    for (std::size_t j = 0; j < p_.size(); ++j)
+      squares += square(p_[j]) * row_.value_squares[slot(j)];
     floors.out[head_] = kBf16Rounding * std::sqrt(squares);
     if (!row_.grad_out.empty()) add_gradients(floors);
   }
@@ -68,7 +69,8 @@ class HeadFloors {
     const double* g = row_.grad_out.data() + head_ * kValueDim;
     const double* out = row_.out.data() + head_ * kValueDim;
     const double d = sum_of(kValueDim, [&](std::size_t c) { return g[c] * out[c]; });
-    const double d_squares = sum_of(kValueDim, [&](std::size_t c) { return square(g[c] * out[c]); });
+    const double d_squares =
+        sum_of(kValueDim, [&](std::size_t c) { return square(g[c] * out[c]); });
     const double d_error = kBf16Rounding * std::sqrt(d_squares);
     const double q_size = norm(row_.q.subspan(head_ * dim_, dim_));
     const double g_size = norm(row_.grad_out.subspan(head_ * kValueDim, kValueDim));

@@ -8,18 +8,18 @@ namespace flashdsa::tools {
 
 /// The FP64 values of one query row that its rounding allowances are made of. Spans are row-major.
 struct AttentionRow {
-  std::int64_t heads = 0;                // H
-  std::int64_t head_dim = 0;             // D
+  std::int64_t heads = 0;     // H
+  std::int64_t head_dim = 0;  // D
   double softmax_scale = 0;
-  std::span<const double> q;             // [H, D]
-  std::span<const double> keys;          // [U, D], the block's keys
-  std::span<const double> value_squares; // [U], squared norm of the first 512 channels
-  std::span<const double> key_squares;   // [U], squared norm of all channels
-  std::span<const std::int32_t> slots;   // [n], which of the keys the row counts, n >= 1
-  std::span<const double> attn_sink;     // [H], or empty
-  std::span<const double> lse;           // [H], of the reference
-  std::span<const double> out;           // [H, 512], of the reference
-  std::span<const double> grad_out;      // [H, 512], or empty: forward only
+  std::span<const double> q;              // [H, D]
+  std::span<const double> keys;           // [U, D], the block's keys
+  std::span<const double> value_squares;  // [U], squared norm of the first 512 channels
+  std::span<const double> key_squares;    // [U], squared norm of all channels
+  std::span<const std::int32_t> slots;    // [n], which of the keys the row counts, n >= 1
+  std::span<const double> attn_sink;      // [H], or empty
+  std::span<const double> lse;            // [H], of the reference
+  std::span<const double> out;            // [H, 512], of the reference
+  std::span<const double> grad_out;       // [H, 512], or empty: forward only
 };
 
 /// What rounding may do to a row's results however much their terms cancel.

@@ -44,7 +44,8 @@ void execute(const RuntimeOptions& options) {
   Report report(kName);
   report.add("flashdsa", "version", std::string(version()));
   report.add("build", "build", std::string(build_description()));
-  report.add("CPU features", "cpu_features", features, fmt::format("{}", fmt::join(features, ", ")));
+  report.add("CPU features", "cpu_features", features,
+             fmt::format("{}", fmt::join(features, ", ")));
   report.add("threads", "threads", runtime.threads > 0 ? runtime.threads : hardware_threads());
   report.add("devices", "devices", nlohmann::ordered_json::array({cpu_name()}), cpu_name());
   report.add("chosen backend", "backend", std::string(backend_name(effective_backend(runtime))));

@@ -61,12 +61,12 @@ std::vector<std::string> normalized(std::vector<std::string> arguments) {
   for (std::string& argument : arguments) {
     if (argument == "--") break;
     if (!argument.starts_with("--")) continue;
-    const auto name_end = argument.begin() +
-                          static_cast<std::ptrdiff_t>(std::min(argument.find('='), argument.size()));
+    const auto name_end = argument.begin() + static_cast<std::ptrdiff_t>(
+                                                 std::min(argument.find('='), argument.size()));
     std::replace(argument.begin(), name_end, '_', '-');
     if (argument.ends_with('=') && argument.find('=') + 1 == argument.size()) {
       argument.pop_back();
-      throw CLI::ArgumentMismatch(argument + " needs a value after =, got none");
+      throw Error(ErrorCode::kValue, fmt::format("{} needs a value after =, got none", argument));
     }
   }
   return arguments;
@@ -80,22 +80,24 @@ void check_command_name(const CLI::App& app, const std::vector<std::string>& arg
     list += fmt::format("{}{}", list.empty() ? "" : ", ", command->get_name());
   }
   if (arguments.empty()) {
-    throw CLI::RequiredError(fmt::format("a command is needed, one of {}", list),
-                             CLI::ExitCodes::RequiredError);
+    throw Error(ErrorCode::kValue, fmt::format("expected a command, one of {}, got none", list));
   }
   if (!arguments.front().starts_with("-")) {
-    throw CLI::ExtrasError({fmt::format("'{}'; the commands are {}", arguments.front(), list)});
+    throw Error(ErrorCode::kValue,
+                fmt::format("unknown command '{}', expected one of {}", arguments.front(), list));
   }
 }
 
 int run(std::vector<std::string> arguments) {
   int exit_code = kSuccess;
-  CLI::App app("DeepSeek Sparse Attention on safetensors files: packed metadata, indexer top-k, "
-               "sparse MLA attention.",
-               "flashdsa");
+  CLI::App app(
+      "DeepSeek Sparse Attention on safetensors files: packed metadata, indexer top-k, "
+      "sparse MLA attention.",
+      "flashdsa");
   app.set_version_flag("--version", std::string(version()));
   app.require_subcommand(1);
-  app.footer(R"(Exit codes: 0 success, 1 a verification failed, 2 bad usage or input, 3 the backend is not
+  app.footer(
+      R"(Exit codes: 0 success, 1 a verification failed, 2 bad usage or input, 3 the backend is not
 available, 4 any other failure. A scalar may stand as a string in the file's __metadata__ instead;
 the command line wins. FLASHDSA_CHECK=1 reports bad indices and lengths with their row.
 `flashdsa COMMAND --help` tells each command's options and tensors.)");

@@ -58,10 +58,10 @@ void require_simd(const std::string& command, SimdTarget simd) {
       std::find(targets.begin(), targets.end(), simd) != targets.end()) {
     return;
   }
-  throw Error(ErrorCode::kUnavailable,
-              fmt::format("{}: instruction set {} is not available: this CPU and build have {}",
-                          command, simd_target_name(simd),
-                          join_names(targets, simd_target_name, ", ")));
+  throw Error(
+      ErrorCode::kUnavailable,
+      fmt::format("{}: instruction set {} is not available: this CPU and build have {}", command,
+                  simd_target_name(simd), join_names(targets, simd_target_name, ", ")));
 }
 
 bool check_requested(const std::string& command) {
@@ -90,7 +90,10 @@ void RuntimeOptions::add_to(CLI::App& command) {
                               join_names(kBackends, backend_name, "|")))
       ->type_name("NAME")
       ->group(kGroup);
-  command.add_option("--threads", threads_, "Threads of the host backends, 1..1024; default: all")
+  command
+      .add_option_function<std::string>(
+          "--threads", [this](const std::string& text) { threads_ = text; },
+          "Threads of the host backends, 1..1024; default: all")
       ->type_name("N")
       ->group(kGroup);
   command
@@ -106,12 +109,12 @@ Runtime RuntimeOptions::make() const {
   Runtime runtime;
   runtime.backend = find_by_name(kBackends, backend_name, backend_, command_ + ": --backend");
   runtime.simd = find_by_name(kSimdTargets, simd_target_name, simd_, command_ + ": --simd");
-  if (!threads_.empty()) {
-    const auto threads = parse_integer(threads_);
+  if (threads_) {
+    const auto threads = parse_integer(*threads_);
     if (!threads || *threads < 1 || *threads > kMaxThreads) {
       throw Error(ErrorCode::kValue,
                   fmt::format("{}: --threads must be an integer in 1..{}, got '{}'", command_,
-                              kMaxThreads, threads_));
+                              kMaxThreads, *threads_));
     }
     runtime.threads = static_cast<int>(*threads);
   }

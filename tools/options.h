@@ -28,7 +28,7 @@ class RuntimeOptions {
   std::string command_;
   std::string backend_ = "auto";
   std::string simd_ = "auto";
-  std::string threads_;
+  std::optional<std::string> threads_;
   bool json_ = false;
 };
 

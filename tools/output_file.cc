@@ -69,7 +69,7 @@ std::string resolve_links(const std::string& path) {
 
 // stat() of what exists under `path`, links followed; absent when nothing does.
 std::optional<struct stat> status_of(const std::string& path) {
-  struct stat status {};
+  struct stat status{};
   if (stat(path.c_str(), &status) == 0) return status;
   if (errno != ENOENT) refuse_errno(path);
   return std::nullopt;

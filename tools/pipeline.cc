@@ -93,8 +93,8 @@ void add_optional(SafetensorsWriter& writer, const char* name,
 }
 
 bool is_stdout(const std::string& path) {
-  struct stat file {};
-  struct stat out {};
+  struct stat file{};
+  struct stat out{};
   return stat(path.c_str(), &file) == 0 && fstat(STDOUT_FILENO, &out) == 0 &&
          file.st_dev == out.st_dev && file.st_ino == out.st_ino;
 }
@@ -119,8 +119,9 @@ std::optional<Tensor> Input::load_optional(std::string_view name) const {
 void Input::require(std::initializer_list<std::string_view> names) const {
   for (const std::string_view name : names) {
     if (has(name)) continue;
-    throw Error(ErrorCode::kValue, fmt::format("{}: tensor {} must be in the input file, {} has none",
-                                               command_, name, reader_.path()));
+    throw Error(ErrorCode::kValue,
+                fmt::format("{}: tensor {} must be in the input file, {} has none", command_, name,
+                            reader_.path()));
   }
 }
 
@@ -174,17 +175,21 @@ void add_attention_scalars(CLI::App& command, ScalarOptions& scalars) {
                    "Deterministic, and a row's result does not depend on the other rows");
 }
 
-void add_grad_kv_dtype(CLI::App& command, std::string& text) {
-  command.add_option("--grad-kv-dtype", text, "Type of grad_kv: bf16 (default) or f32")
+void add_grad_kv_dtype(CLI::App& command, std::optional<std::string>& text) {
+  command
+      .add_option_function<std::string>(
+          "--grad-kv-dtype", [&text](const std::string& given) { text = given; },
+          "Type of grad_kv: bf16 (default) or f32")
       ->type_name("TYPE");
 }
 
-std::optional<DType> parse_grad_kv_dtype(const std::string& command, const std::string& text) {
-  if (text.empty()) return std::nullopt;
-  if (text == "bf16") return DType::kBFloat16;
-  if (text == "f32") return DType::kFloat32;
+std::optional<DType> parse_grad_kv_dtype(const std::string& command,
+                                         const std::optional<std::string>& text) {
+  if (!text) return std::nullopt;
+  if (*text == "bf16") return DType::kBFloat16;
+  if (*text == "f32") return DType::kFloat32;
   throw Error(ErrorCode::kValue,
-              fmt::format("{}: --grad-kv-dtype must be bf16 or f32, got '{}'", command, text));
+              fmt::format("{}: --grad-kv-dtype must be bf16 or f32, got '{}'", command, *text));
 }
 
 std::int64_t read_index_topk(const Input& input) {

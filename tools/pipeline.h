@@ -112,9 +112,10 @@ void add_metadata_scalars(CLI::App& command, ScalarOptions& scalars);
 void add_topk_scalars(CLI::App& command, ScalarOptions& scalars);
 void add_attention_scalars(CLI::App& command, ScalarOptions& scalars);
 
-/// --grad-kv-dtype: absent when its text is empty. Throws Error(kValue).
-void add_grad_kv_dtype(CLI::App& command, std::string& text);
-std::optional<DType> parse_grad_kv_dtype(const std::string& command, const std::string& text);
+/// --grad-kv-dtype: absent when it is not given. Throws Error(kValue).
+void add_grad_kv_dtype(CLI::App& command, std::optional<std::string>& text);
+std::optional<DType> parse_grad_kv_dtype(const std::string& command,
+                                         const std::optional<std::string>& text);
 
 /// Scalars, read from options or the file.
 std::int64_t read_index_topk(const Input& input);

@@ -9,7 +9,7 @@ namespace flashdsa::tools {
 /// Rows of cells as text, columns aligned and two blanks apart; the first row is underlined.
 std::string format_table(const std::vector<std::vector<std::string>>& rows);
 
-std::string format_bytes(double bytes);     ///< "1.5 MiB"
+std::string format_bytes(double bytes);      ///< "1.5 MiB"
 std::string format_seconds(double seconds);  ///< "12.3 ms"
 
 /// What a command prints: aligned lines for people, or one JSON object with the same content.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <memory>
+#include <optional>
 
 #include "flashdsa/error.h"
 #include "tools/command.h"
@@ -15,13 +16,14 @@ namespace flashdsa::tools {
 namespace {
 
 constexpr auto kName = "run";
-constexpr auto kTensors = R"(Takes the tensors of `flashdsa metadata`, `flashdsa topk` and `flashdsa attend` from IN, except
-topk_indices and topk_length, which the selection gives, and writes the results of all three.)";
+constexpr auto kTensors =
+    R"(Takes the tensors of `flashdsa metadata`, `flashdsa topk` and `flashdsa attend` from IN,
+except topk_indices and topk_length, which the selection gives, and writes all their results.)";
 
 struct Options {
   std::string in;
   std::string out;
-  std::string grad_kv_dtype;
+  std::optional<std::string> grad_kv_dtype;
   bool scores = false;
   bool verify = false;
   RuntimeOptions runtime{kName};

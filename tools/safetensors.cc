@@ -69,7 +69,7 @@ SafetensorsReader::SafetensorsReader(const std::string& path) : path_(path) {
   file_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe must not block
   if (file_ < 0) refuse(fmt::format("cannot read the file: {}", std::strerror(errno)));
   try {
-    struct stat status {};
+    struct stat status{};
     if (fstat(file_, &status) != 0) refuse(std::strerror(errno));
     if (!S_ISREG(status.st_mode)) refuse("it must be a regular file");
     const auto size = static_cast<std::uint64_t>(status.st_size);
@@ -134,8 +134,8 @@ Tensor SafetensorsReader::load(std::string_view name) const {
 }
 
 bool SafetensorsReader::is_same_file(const std::string& path) const {
-  struct stat mine {};
-  struct stat other {};
+  struct stat mine{};
+  struct stat other{};
   return fstat(file_, &mine) == 0 && stat(path.c_str(), &other) == 0 &&
          mine.st_dev == other.st_dev && mine.st_ino == other.st_ino;
 }
@@ -145,8 +145,7 @@ void SafetensorsReader::read_at(void* data, std::uint64_t bytes, std::uint64_t o
   constexpr std::uint64_t kChunk = std::uint64_t{1} << 30;  // pread() takes less than 2 GiB at once
   auto* next = static_cast<char*>(data);
   while (bytes > 0) {
-    const ssize_t got =
-        pread(file_, next, std::min(bytes, kChunk), static_cast<off_t>(offset));
+    const ssize_t got = pread(file_, next, std::min(bytes, kChunk), static_cast<off_t>(offset));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) refuse(fmt::format("cannot read {}: {}", what, std::strerror(errno)));
     if (got == 0) {

@@ -48,7 +48,8 @@ class SafetensorsReader {
   const std::vector<std::int64_t>* shape(std::string_view name) const;
 
   /// Loads a tensor into memory of its own. Throws Error(kValue) naming it when it is absent, has
-  /// more than TensorView::kMaxRank axes or cannot be read, Error(kType) when its type has no DType.
+  /// more than TensorView::kMaxRank axes or cannot be read, Error(kType) when its type has no
+  /// DType.
   Tensor load(std::string_view name) const;
 
   /// The strings of __metadata__.
@@ -59,8 +60,7 @@ class SafetensorsReader {
   bool is_same_file(const std::string& path) const;
 
  private:
-  void read_at(void* data, std::uint64_t bytes, std::uint64_t offset,
-               std::string_view what) const;
+  void read_at(void* data, std::uint64_t bytes, std::uint64_t offset, std::string_view what) const;
   [[noreturn]] void refuse(const std::string& sentence) const;
 
   std::string path_;
@@ -82,8 +82,8 @@ class SafetensorsWriter {
   /// stage() and commit(). On failure nothing is left behind and an old file stays.
   void write(const std::string& path) const;
 
-  /// Throws Error(kValue) when `write(path)` is bound to fail (missing or unwritable directory, path
-  /// is a directory), so that a command can refuse before it computes.
+  /// Throws Error(kValue) when `write(path)` is bound to fail (missing or unwritable directory,
+  /// path is a directory), so that a command can refuse before it computes.
   static void check_writable(const std::string& path) { OutputFile::check_writable(path); }
 
  private:

@@ -22,20 +22,18 @@ struct FormatType {
 };
 
 constexpr std::array kFormatTypes = {
-    FormatType{"BOOL", 1, DType::kBool},       FormatType{"U8", 1, DType::kUInt8},
-    FormatType{"I8", 1, DType::kInt8},         FormatType{"U16", 2, DType::kUInt16},
-    FormatType{"I16", 2, DType::kInt16},       FormatType{"U32", 4, DType::kUInt32},
-    FormatType{"I32", 4, DType::kInt32},       FormatType{"U64", 8, DType::kUInt64},
-    FormatType{"I64", 8, DType::kInt64},       FormatType{"F16", 2, DType::kFloat16},
-    FormatType{"BF16", 2, DType::kBFloat16},   FormatType{"F32", 4, DType::kFloat32},
-    FormatType{"F64", 8, DType::kFloat64},     FormatType{"F8_E4M3", 1, std::nullopt},
-    FormatType{"F8_E5M2", 1, std::nullopt},    FormatType{"F8_E8M0", 1, std::nullopt},
+    FormatType{"BOOL", 1, DType::kBool},     FormatType{"U8", 1, DType::kUInt8},
+    FormatType{"I8", 1, DType::kInt8},       FormatType{"U16", 2, DType::kUInt16},
+    FormatType{"I16", 2, DType::kInt16},     FormatType{"U32", 4, DType::kUInt32},
+    FormatType{"I32", 4, DType::kInt32},     FormatType{"U64", 8, DType::kUInt64},
+    FormatType{"I64", 8, DType::kInt64},     FormatType{"F16", 2, DType::kFloat16},
+    FormatType{"BF16", 2, DType::kBFloat16}, FormatType{"F32", 4, DType::kFloat32},
+    FormatType{"F64", 8, DType::kFloat64},   FormatType{"F8_E4M3", 1, std::nullopt},
+    FormatType{"F8_E5M2", 1, std::nullopt},  FormatType{"F8_E8M0", 1, std::nullopt},
     FormatType{"C64", 8, std::nullopt},
 };
 
-[[noreturn]] void refuse(const std::string& sentence) {
-  throw Error(ErrorCode::kValue, sentence);
-}
+[[noreturn]] void refuse(const std::string& sentence) { throw Error(ErrorCode::kValue, sentence); }
 
 // Receives the header token by token. The only form it takes is
 //   {"__metadata__": {name: string, ...}, tensor: {"dtype": string, "shape": [count, ...],
@@ -97,7 +95,8 @@ class HeaderHandler final : public nlohmann::json_sax<nlohmann::json> {
   }
 
   bool number_unsigned(number_unsigned_t value) override {
-    constexpr auto kLargest = static_cast<number_unsigned_t>(std::numeric_limits<std::int64_t>::max());
+    constexpr auto kLargest =
+        static_cast<number_unsigned_t>(std::numeric_limits<std::int64_t>::max());
     if (place_ == Place::kShapeItem && value <= kLargest) {
       entry_.shape.push_back(static_cast<std::int64_t>(value));
     } else if (place_ == Place::kOffsetItem && value <= kLargest) {
@@ -124,7 +123,9 @@ class HeaderHandler final : public nlohmann::json_sax<nlohmann::json> {
 
   bool null() override { return unexpected("null"); }
   bool boolean(bool) override { return unexpected("a boolean"); }
-  bool number_integer(number_integer_t value) override { return unexpected(fmt::format("{}", value)); }
+  bool number_integer(number_integer_t value) override {
+    return unexpected(fmt::format("{}", value));
+  }
   bool number_float(number_float_t, const string_t& text) override { return unexpected(text); }
   bool binary(binary_t&) override { return unexpected("binary data"); }
 
@@ -268,8 +269,8 @@ void check_sizes(const SafetensorsHeader& header, std::uint64_t data_bytes) {
     }
     const auto needed = needed_bytes(entry);
     if (needed != entry.bytes) {
-      refuse(fmt::format("{}: {} [{}] needs {} bytes, data_offsets give {}", name,
-                         entry.dtype_name, fmt::join(entry.shape, ", "),
+      refuse(fmt::format("{}: {} [{}] needs {} bytes, data_offsets give {}", name, entry.dtype_name,
+                         fmt::join(entry.shape, ", "),
                          needed ? fmt::format("{}", *needed) : "more than 2^63", entry.bytes));
     }
   }

@@ -17,6 +17,12 @@ std::string format_place(Place place) {
                         : fmt::format("[{}, {}]", place.row, place.head);
 }
 
+// error / size, where nothing is relative to nothing 0 and something infinite.
+double ratio_of(double error, double size) {
+  if (error == 0) return 0;
+  return size > 0 ? error / size : std::numeric_limits<double>::infinity();
+}
+
 double finite_or_zero(double value) { return std::isfinite(value) ? value : 0; }
 
 double dot(std::span<const double> a, std::span<const double> b) {
@@ -160,10 +166,9 @@ void VectorJudge::add(std::span<const double> got, std::span<const double> want,
   want_squares_ += size;
   floor_squares_ += finite_or_zero(tensor_floor) * finite_or_zero(tensor_floor);
   const double allowed = kVectorFactor * bound_ * std::sqrt(size) + finite_or_zero(vector_floor);
-  const double excess = std::sqrt(error) - allowed;
-  if (any_vector_ && excess <= worst_excess_) return;
-  any_vector_ = true;
-  worst_excess_ = excess;
+  const double ratio = ratio_of(std::sqrt(error), allowed);
+  if (ratio <= worst_ratio_) return;
+  worst_ratio_ = ratio;
   worst_error_ = std::sqrt(error);
   worst_allowed_ = allowed;
   worst_ = place;
@@ -174,10 +179,7 @@ void VectorJudge::report(ErrorTable& table, double cosine_bound) const {
             misplaced_ == 0);
   const double error = std::sqrt(error_squares_), size = std::sqrt(want_squares_);
   const double floor = std::sqrt(floor_squares_) + kUnderflow;
-  const double ratio = size > 0 ? error / size
-                       : error > 0 ? std::numeric_limits<double>::infinity()
-                                   : 0;
-  table.add(tensor_, "relative RMSE", fmt::format("{:.3g}", ratio),
+  table.add(tensor_, "relative RMSE", fmt::format("{:.3g}", ratio_of(error, size)),
             fmt::format("{:.3g} (+ {:.2g} absolute)", bound_, floor),
             error <= bound_ * size + floor);
   if (cosine_bound > 0) {
@@ -186,10 +188,10 @@ void VectorJudge::report(ErrorTable& table, double cosine_bound) const {
     table.add(tensor_, "cosine", fmt::format("{:.7f}", cosine), fmt::format("{}", cosine_bound),
               cosine >= cosine_bound || largest_want_ < kUnderflow);
   }
-  if (vectors_ == Vectors::kNotJudged || !any_vector_) return;
+  if (vectors_ == Vectors::kNotJudged || worst_ratio_ < 0) return;
   table.add(tensor_, fmt::format("worst vector {}, error", format_place(worst_)),
             fmt::format("{:.3g}", worst_error_), fmt::format("{:.3g}", worst_allowed_),
-            worst_excess_ <= 0);
+            worst_ratio_ <= 1);
 }
 
 void LogJudge::add(double got, double want, Place place) {
@@ -292,9 +294,10 @@ std::string judge_choice(const ScoreRow& row, std::span<const std::int32_t> mine
   const double last = lowest_score(scores, best);
   const auto score_of = [&](std::int32_t s) { return scores[static_cast<std::size_t>(s)]; };
   if (!std::isfinite(last) || scores_are_exact(row)) {
-    return fmt::format("key {} with score {:.9g} decided wrongly although the order is exact, K-th "
-                       "score {:.9g}",
-                       wrong.front(), score_of(wrong.front()), last);
+    return fmt::format(
+        "key {} with score {:.9g} decided wrongly although the order is exact, K-th "
+        "score {:.9g}",
+        wrong.front(), score_of(wrong.front()), last);
   }
   const double allowed = 2 * score_slack(row);  // the key's score and the K-th may both err
   for (const std::int32_t s : wrong) {

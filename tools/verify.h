@@ -16,10 +16,10 @@ inline constexpr double kVectorFactor = 4;  // a single vector may use this mult
 inline constexpr double kScoreError = 2e-5;
 
 /// Allowances where a result cancels to nothing, of its terms before they cancel.
-inline constexpr double kFp32Floor = 2e-6;        // of a gradient's absolute terms
-inline constexpr double kScoreFloor = 0x1p-24;    // of a score's absolute terms: one FP32 rounding
-inline constexpr double kBf16Rounding = 0x1p-8;   // of one factor of a term held in BF16
-inline constexpr double kUnderflow = 1e-35;       // below this FP32 and BF16 hold nothing
+inline constexpr double kFp32Floor = 2e-6;       // of a gradient's absolute terms
+inline constexpr double kScoreFloor = 0x1p-24;   // of a score's absolute terms: one FP32 rounding
+inline constexpr double kBf16Rounding = 0x1p-8;  // of one factor of a term held in BF16
+inline constexpr double kUnderflow = 1e-35;      // below this FP32 and BF16 hold nothing
 
 /// The error table: one line per comparison.
 class ErrorTable {
@@ -76,8 +76,7 @@ class VectorJudge {
   double product_ = 0;
   double floor_squares_ = 0;
   double largest_want_ = 0;
-  bool any_vector_ = false;
-  double worst_excess_ = 0;
+  double worst_ratio_ = -1;  // of a vector's error to what it may be; -1: no vector yet
   double worst_error_ = 0;
   double worst_allowed_ = 0;
   Place worst_;
@@ -87,7 +86,8 @@ class VectorJudge {
 class LogJudge {
  public:
   /// `tight`: the bound of the host backends.
-  LogJudge(std::string tensor, bool tight) : tensor_(std::move(tensor)), base_(tight ? 1e-5 : 1e-4) {}
+  LogJudge(std::string tensor, bool tight)
+      : tensor_(std::move(tensor)), base_(tight ? 1e-5 : 1e-4) {}
 
   void add(double got, double want, Place place);
   void report(ErrorTable& table) const;
@@ -134,8 +134,8 @@ double score_slack(const ScoreRow& row);
 /// gives the same scores.
 bool scores_are_exact(const ScoreRow& row);
 
-/// "" or what is wrong with a choice among the row's keys: `mine` and `best` are ascending positions
-/// in 0..S-1, as many in either; `best` is the right choice.
+/// "" or what is wrong with a choice among the row's keys: `mine` and `best` are ascending
+/// positions in 0..S-1, as many in either; `best` is the right choice.
 std::string judge_choice(const ScoreRow& row, std::span<const std::int32_t> mine,
                          std::span<const std::int32_t> best);
 

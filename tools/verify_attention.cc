@@ -21,15 +21,15 @@ struct Block {
   std::int64_t rows = 0;
   std::vector<std::int32_t> keys;  // storage rows that the block counts, ascending: U of them
   std::vector<std::vector<std::int32_t>> slots;  // of each row: positions in keys, in slot order
-  std::vector<double> q;         // [rows, H, D]
-  std::vector<double> kv;        // [U, D]
-  std::vector<double> grad_out;  // [rows, H, 512], or empty
-  std::vector<double> out;       // [rows, H, 512]
-  std::vector<double> lse;       // [rows, H]
+  std::vector<double> q;                         // [rows, H, D]
+  std::vector<double> kv;                        // [U, D]
+  std::vector<double> grad_out;                  // [rows, H, 512], or empty
+  std::vector<double> out;                       // [rows, H, 512]
+  std::vector<double> lse;                       // [rows, H]
   std::vector<double> max_logits;
-  std::vector<double> grad_q;          // [rows, H, D]
-  std::vector<double> grad_kv;         // [U, D]
-  std::vector<double> grad_attn_sink;  // [H]
+  std::vector<double> grad_q;           // [rows, H, D]
+  std::vector<double> grad_kv;          // [U, D]
+  std::vector<double> grad_attn_sink;   // [H]
   std::vector<AttentionFloors> floors;  // of each row; empty for rows without keys
 };
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <memory>
+#include <optional>
 
 #include "flashdsa/error.h"
 #include "tools/command.h"
@@ -24,14 +25,12 @@ bound of SPEC section 8 is broken.)";
 
 struct Options {
   std::string in;
-  std::string grad_kv_dtype;
+  std::optional<std::string> grad_kv_dtype;
   RuntimeOptions runtime{kName};
   ScalarOptions scalars{kName};
 };
 
-bool is_host(Backend backend) {
-  return backend == Backend::kCpu || backend == Backend::kReference;
-}
+bool is_host(Backend backend) { return backend == Backend::kCpu || backend == Backend::kReference; }
 
 Selection verified_selection(const Input& input, Stages& stages, Report& report,
                              ErrorTable& table) {
@@ -50,9 +49,8 @@ Selection verified_selection(const Input& input, Stages& stages, Report& report,
   return selection;
 }
 
-void verified_attention(const Input& input, Selection selection,
-                        std::optional<DType> grad_kv_dtype, Stages& stages, Report& report,
-                        ErrorTable& table) {
+void verified_attention(const Input& input, Selection selection, std::optional<DType> grad_kv_dtype,
+                        Stages& stages, Report& report, ErrorTable& table) {
   const AttentionTensors tensors = load_attention(input, std::move(selection));
   AttentionResults results = stages.run(
       "forward", [&](const Runtime& runtime) { return attend_forward(tensors, runtime); });

@@ -89,8 +89,7 @@ class SelectionVerifier {
     IndexerTopkArgs args;
     args.index_q = TensorView::contiguous(block.index_q.data(), DType::kFloat64,
                                           {rows, index_heads_, channels_});
-    args.index_k =
-        TensorView::contiguous(block.index_k.data(), DType::kFloat64, {keys, channels_});
+    args.index_k = TensorView::contiguous(block.index_k.data(), DType::kFloat64, {keys, channels_});
     args.head_weights =
         TensorView::contiguous(block.weights.data(), DType::kFloat64, {rows, index_heads_});
     args.starts = starts;
@@ -184,8 +183,9 @@ class SelectionVerifier {
     count("topk_length", "rows that differ", wrong_lengths_);
     count("topk_indices", "rows out of form", out_of_form_);
     table.add("topk_indices", "rows with a wrong choice",
-              wrong_choices_ == 0 ? "0"
-                                  : fmt::format("{}, first {}", wrong_choices_, first_wrong_choice_),
+              wrong_choices_ == 0
+                  ? "0"
+                  : fmt::format("{}, first {}", wrong_choices_, first_wrong_choice_),
               "0", wrong_choices_ == 0);
     if (!selection_.topk_scores) return;
     table.add("topk_scores", "error over the allowed error",
@@ -197,7 +197,8 @@ class SelectionVerifier {
     const auto i = static_cast<std::size_t>(row - block.begin);
     const auto heads = static_cast<std::size_t>(index_heads_);
     const auto channels = static_cast<std::size_t>(channels_);
-    const auto first = static_cast<std::size_t>(visible(row) == 0 ? 0 : start(row) - block.first_key);
+    const auto first =
+        static_cast<std::size_t>(visible(row) == 0 ? 0 : start(row) - block.first_key);
     return {std::span(block.index_q).subspan(i * heads * channels, heads * channels),
             std::span(block.weights).subspan(i * heads, heads),
             std::span(block.index_k)

@@ -80,7 +80,8 @@ TEST_P(Attention, VeryNegativeLogitsStayAccurate) {
   Random random(29);
   for (std::int64_t s = 0; s < problem.t_k(); ++s) problem.kv.set({s, 0, 0}, -512);
   for (std::int64_t t = 0; t < problem.t_q(); ++t) {
-    for (std::int64_t h = 0; h < problem.heads(); ++h) problem.q.set({t, h, 0}, 32 + 32 * random.uniform());
+    for (std::int64_t h = 0; h < problem.heads(); ++h)
+      problem.q.set({t, h, 0}, 32 + 32 * random.uniform());
   }
   const AttentionResult result = run_forward(problem, runtime());
   EXPECT_LT(result.max_logits.get({0, 0}), -900);
@@ -142,9 +143,11 @@ TEST_P(Attention, OptionalOutputsChangeNothingElse) {
 }
 
 TEST(AttentionAuto, TakesBFloat16AndFloat64) {
-  const AttentionProblem problem = random_attention({.t_q = 2, .t_k = 9, .heads = 2, .topk = 5}, 33);
+  const AttentionProblem problem =
+      random_attention({.t_q = 2, .t_k = 9, .heads = 2, .topk = 5}, 33);
   EXPECT_TRUE(within_spec(problem, run_attention(problem, {})));
-  EXPECT_TRUE(same_result_bits(run_attention(in_float64(problem), {}), reference_attention(problem)));
+  EXPECT_TRUE(
+      same_result_bits(run_attention(in_float64(problem), {}), reference_attention(problem)));
 }
 
 // Random shapes, lengths, holes, duplicates, sinks and hostile slots.
@@ -154,7 +157,8 @@ AttentionProblem arbitrary_problem() {
   };
   const AttentionShape shape{between(1, 5), between(1, 40), between(1, 9), between(1, 70),
                              between(0, 1) == 0 ? 512 : 576};
-  AttentionProblem problem = random_attention(shape, static_cast<std::uint64_t>(between(0, 1 << 20)));
+  AttentionProblem problem =
+      random_attention(shape, static_cast<std::uint64_t>(between(0, 1 << 20)));
   Random random(problem.seed);
   problem.softmax_scale = 0.02 + 0.1 * random.uniform();
   const bool tidy = between(0, 2) == 0;

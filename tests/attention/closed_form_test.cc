@@ -61,7 +61,8 @@ TEST_P(Attention, OneKeyGivesItsValue) {
   for (const std::int64_t dim : {512, 576}) {
     const AttentionProblem problem =
         random_attention({.t_q = 4, .t_k = 9, .heads = 5, .topk = 7, .head_dim = dim}, 11);
-    expect_one_key_formula(problem, [](std::int64_t t) { return 2 * t; }, runtime());
+    expect_one_key_formula(
+        problem, [](std::int64_t t) { return 2 * t; }, runtime());
   }
 }
 
@@ -69,7 +70,8 @@ TEST_P(Attention, RowsOfOneTileUseTheirOwnKeys) {
   for (const std::int64_t heads : {8, 16, 32}) {
     const AttentionProblem problem =
         random_attention({.t_q = 2, .t_k = 2, .heads = heads, .topk = 4}, 12);
-    expect_one_key_formula(problem, [](std::int64_t t) { return t; }, runtime());
+    expect_one_key_formula(
+        problem, [](std::int64_t t) { return t; }, runtime());
   }
 }
 
@@ -101,8 +103,7 @@ TEST_P(Attention, ZeroQueryAveragesItsKeys) {
       }
       return 0.0;
     });
-    EXPECT_TRUE(
-        relative_rmse_within(values_of("grad_kv", result.grad_kv, text), want, kRounding));
+    EXPECT_TRUE(relative_rmse_within(values_of("grad_kv", result.grad_kv, text), want, kRounding));
   }
 }
 

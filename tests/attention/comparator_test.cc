@@ -1,12 +1,11 @@
 // The comparator that judges every numerical test has to reject what is wrong.
 
-#include "tests/support/compare.h"
-
 #include <cmath>
 #include <limits>
 #include <string>
 
 #include "tests/attention/fixture.h"
+#include "tests/support/compare.h"
 #include "tests/support/random.h"
 
 namespace flashdsa::test {
@@ -126,9 +125,10 @@ TEST(Comparator, FailureNamesFirstAndWorstPlaceAndTheProblem) {
   Values got = want;
   got.data = {1, 2, 1, -7};
   const auto result = elements_within(got, want, 0.5);
-  EXPECT_STREQ(result.message(),
-               "x: error above 0.5 + 0 of the value; 2 of 4 elements off; first [0, 1]: got 2, want "
-               "1; worst [1, 1]: got -7, want 1; shape [2, 2]; seed 7");
+  EXPECT_STREQ(
+      result.message(),
+      "x: error above 0.5 + 0 of the value; 2 of 4 elements off; first [0, 1]: got 2, want "
+      "1; worst [1, 1]: got -7, want 1; shape [2, 2]; seed 7");
 }
 
 TEST(GuardedTensor, NoticesAWriteBesideThePayload) {
@@ -163,12 +163,12 @@ class JudgeSees : public ::testing::Test {
     right_ = run_attention(problem_, reference_runtime());
   }
 
-  void expect_seen(HostTensor AttentionResult::* tensor, std::int64_t place, double value) const {
+  void expect_seen(HostTensor AttentionResult::*tensor, std::int64_t place, double value) const {
     AttentionResult wrong = right_;
     (wrong.*tensor).set(place, value);
     EXPECT_FALSE(within_spec(problem_, wrong));
   }
-  void expect_scaling_seen(HostTensor AttentionResult::* tensor) const {
+  void expect_scaling_seen(HostTensor AttentionResult::*tensor) const {
     AttentionResult wrong = right_;
     HostTensor& values = wrong.*tensor;
     for (std::int64_t i = 0; i < values.elements(); ++i) values.set(i, 1.1 * values.get(i));
@@ -210,7 +210,8 @@ TEST_F(JudgeSees, ValuesInEmptyRows) {
 TEST_F(JudgeSees, AGradientOfAKeyThatNobodySelected) {
   const auto mine = problem_.keys_of_row(0), other = problem_.keys_of_row(2);
   for (std::int64_t key = 0; key < problem_.t_k(); ++key) {
-    if (std::count(mine.begin(), mine.end(), key) + std::count(other.begin(), other.end(), key) > 0) {
+    if (std::count(mine.begin(), mine.end(), key) + std::count(other.begin(), other.end(), key) >
+        0) {
       continue;
     }
     expect_seen(&AttentionResult::grad_kv, right_.grad_kv.at({key, 0, 3}), 1e-6);

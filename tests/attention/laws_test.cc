@@ -29,7 +29,7 @@ constexpr Mode kModes[] = {Mode::kDefault, Mode::kDeterministic, Mode::kInvarian
 TEST_P(Attention, EveryRunGivesTheSameBits) {
   for (const std::int64_t topk : {64, 128, 192}) {
     const AttentionProblem problem =
-        random_attention({.t_q = 3, .t_k = 200, .heads = 3, .topk = topk}, 81);
+        random_attention({.t_q = 2, .t_k = 200, .heads = 2, .topk = topk}, 81);
     const AttentionResult first = run_attention(problem, runtime());
     for (int repeat = 1; repeat < 20; ++repeat) {
       ASSERT_TRUE(same_result_bits(run_attention(problem, runtime()), first)) << repeat;
@@ -52,7 +52,7 @@ TEST_P(Attention, AnyThreadCountGivesTheSameBits) {
 // Many rows, so that the backward works in several chunks whose size depends on the threads.
 TEST_P(Attention, ThreadsDoNotChangeSumsOverManyRows) {
   const AttentionProblem problem =
-      random_attention({.t_q = 100, .t_k = 30, .heads = 2, .topk = 5}, 83);
+      random_attention({.t_q = 70, .t_k = 30, .heads = 1, .topk = 5}, 83);
   const AttentionResult one = run_attention(problem, runtime_with_threads(1));
   for (const int threads : {2, 3, 5}) {
     EXPECT_TRUE(same_result_bits(run_attention(problem, runtime_with_threads(threads)), one));
@@ -89,10 +89,9 @@ TEST_P(Attention, PropertyRowAloneGivesTheBitsOfTheBatch) {
   const Runtime invariant = in_mode(runtime(), Mode::kInvariant);
   check_property(10, 1002, [&invariant] {
     const auto seed = *rc::gen::inRange<std::uint64_t>(0, 1 << 20);
-    const AttentionShape shape{*rc::gen::inRange<std::int64_t>(2, 6),
-                               *rc::gen::inRange<std::int64_t>(1, 50),
-                               *rc::gen::inRange<std::int64_t>(1, 20),
-                               *rc::gen::inRange<std::int64_t>(1, 80), 576};
+    const AttentionShape shape{
+        *rc::gen::inRange<std::int64_t>(2, 6), *rc::gen::inRange<std::int64_t>(1, 50),
+        *rc::gen::inRange<std::int64_t>(1, 20), *rc::gen::inRange<std::int64_t>(1, 80), 576};
     const AttentionProblem problem = random_attention(shape, seed);
     const AttentionResult batch = run_attention(problem, invariant);
     const std::int64_t t = *rc::gen::inRange<std::int64_t>(0, shape.t_q);

@@ -28,7 +28,8 @@ AttentionProblem neighbours(std::uint64_t seed) {
   return problem;
 }
 
-std::set<std::int64_t> keys_of(const AttentionProblem& problem, const std::set<std::int64_t>& rows) {
+std::set<std::int64_t> keys_of(const AttentionProblem& problem,
+                               const std::set<std::int64_t>& rows) {
   std::set<std::int64_t> keys;
   for (const std::int64_t t : rows) {
     for (const std::int64_t key : problem.keys_of_row(t)) keys.insert(key);

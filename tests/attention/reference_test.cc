@@ -87,9 +87,8 @@ TEST(AttentionReference, DuplicateSlotsWeighAsOften) {
 
 // Holes, a duplicate, an unsorted row, an empty row and lengths in one problem of float64.
 AttentionProblem awkward_problem(std::int64_t head_dim) {
-  AttentionProblem problem =
-      in_float64(random_attention({.t_q = 4, .t_k = 6, .heads = 2, .topk = 5, .head_dim = head_dim},
-                                  101));
+  AttentionProblem problem = in_float64(
+      random_attention({.t_q = 4, .t_k = 6, .heads = 2, .topk = 5, .head_dim = head_dim}, 101));
   problem.set_row(0, {-1, 4, -1, 0, 2});
   problem.set_row(1, {3, 3, 1, 6, 5});
   problem.set_row(2, {0, 1, 2, 4, 5});
@@ -101,7 +100,9 @@ AttentionProblem awkward_problem(std::int64_t head_dim) {
 
 // sum(grad_out * out): the function whose gradients the backward computes.
 double loss(const AttentionProblem& problem) {
-  const auto out = run_forward(problem, reference_runtime()).out.values();
+  Runtime runtime = reference_runtime();
+  runtime.threads = 1;  // the problem is too small for more
+  const auto out = run_forward(problem, runtime).out.values();
   const auto grad_out = problem.grad_out.values();
   double sum = 0;
   for (std::size_t i = 0; i < out.size(); ++i) sum += out[i] * grad_out[i];
@@ -129,8 +130,8 @@ class AttentionReferenceDim : public ::testing::TestWithParam<std::int64_t> {};
 TEST_P(AttentionReferenceDim, GradientsAreTheFiniteDifferencesOfTheForward) {
   AttentionProblem problem = awkward_problem(GetParam());
   const AttentionResult result = run_attention(problem, reference_runtime());
-  expect_differences(problem, problem.q, result.grad_q, 17);
-  expect_differences(problem, problem.kv, result.grad_kv, 13);
+  expect_differences(problem, problem.q, result.grad_q, 67);
+  expect_differences(problem, problem.kv, result.grad_kv, 37);
   expect_differences(problem, *problem.attn_sink, *result.grad_attn_sink, 1);
 }
 
@@ -138,8 +139,8 @@ TEST_P(AttentionReferenceDim, GradientsWithoutSinkAreFiniteDifferences) {
   AttentionProblem problem = awkward_problem(GetParam());
   problem.attn_sink.reset();
   const AttentionResult result = run_attention(problem, reference_runtime());
-  expect_differences(problem, problem.q, result.grad_q, 29);
-  expect_differences(problem, problem.kv, result.grad_kv, 31);
+  expect_differences(problem, problem.q, result.grad_q, 101);
+  expect_differences(problem, problem.kv, result.grad_kv, 71);
 }
 
 INSTANTIATE_TEST_SUITE_P(HeadDim, AttentionReferenceDim, ::testing::Values(512, 576),

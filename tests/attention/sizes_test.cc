@@ -51,8 +51,8 @@ TEST_P(Attention, OneQueryOneHeadOneKeyIsRight) {
 }
 
 TEST_P(Attention, MostHeadsAndWidestRowTogether) {
-  expect_within_spec(
-      random_attention({.t_q = 1, .t_k = 2048, .heads = is_reference() ? 16 : 128, .topk = 2048}, 116));
+  expect_within_spec(random_attention(
+      {.t_q = 1, .t_k = 2048, .heads = is_reference() ? 16 : 128, .topk = 2048}, 116));
 }
 
 // Copies the rows of a contiguous tensor into memory where they lie `row_stride` elements apart.

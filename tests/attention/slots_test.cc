@@ -15,10 +15,10 @@ constexpr std::int32_t kHighest = std::numeric_limits<std::int32_t>::max();
 // Values of the two results agree as two roundings of the same numbers do.
 void expect_close(const AttentionResult& got, const AttentionResult& want, double bound) {
   EXPECT_TRUE(relative_rmse_within(values_of("out", got.out), values_of("out", want.out), bound));
-  EXPECT_TRUE(elements_within(values_of("lse", got.lse), values_of("lse", want.lse), 2 * kLogAbsolute,
-                              kLogRelative));
-  EXPECT_TRUE(
-      relative_rmse_within(values_of("grad_q", got.grad_q), values_of("grad_q", want.grad_q), bound));
+  EXPECT_TRUE(elements_within(values_of("lse", got.lse), values_of("lse", want.lse),
+                              2 * kLogAbsolute, kLogRelative));
+  EXPECT_TRUE(relative_rmse_within(values_of("grad_q", got.grad_q),
+                                   values_of("grad_q", want.grad_q), bound));
   EXPECT_TRUE(relative_rmse_within(values_of("grad_kv", got.grad_kv),
                                    values_of("grad_kv", want.grad_kv), bound));
 }
@@ -45,9 +45,9 @@ AttentionProblem problem_with_nan_keys_at_both_ends(std::int64_t t_q, std::uint6
 
 TEST_P(Attention, HoleIsNeverRead) {
   AttentionProblem problem = problem_with_nan_keys_at_both_ends(4, 51);
-  problem.set_row(0, {-1, -1, 3, 4, 5, 6, 7, 8, 9});   // at the start
-  problem.set_row(1, {3, 4, 5, -1, 6, -1, 7, 8, 9});   // in the middle
-  problem.set_row(2, {3, 4, 5, 6, 7, 8, 9, -1, -1});   // at the end
+  problem.set_row(0, {-1, -1, 3, 4, 5, 6, 7, 8, 9});  // at the start
+  problem.set_row(1, {3, 4, 5, -1, 6, -1, 7, 8, 9});  // in the middle
+  problem.set_row(2, {3, 4, 5, 6, 7, 8, 9, -1, -1});  // at the end
   problem.set_row(3, {-1, 3, -1, 4, -1, 5, -1, 6, -1});
   expect_within_spec(problem);
 }
@@ -56,7 +56,8 @@ TEST_P(Attention, IndexOutOfRangeIsNeverRead) {
   AttentionProblem problem = problem_with_nan_keys_at_both_ends(3, 52);
   problem.set_row(0, {kLowest, 3, kHighest, 4, 16, 5, -2, 6, 7});
   problem.set_row(1, {kLowest, kHighest, kLowest, kHighest, 8, 16, 17, -17, -16});
-  problem.set_row(2, {kLowest, kHighest, 16, -2, 1 << 30, -(1 << 30), kLowest + 1, kHighest - 1, -1});
+  problem.set_row(2,
+                  {kLowest, kHighest, 16, -2, 1 << 30, -(1 << 30), kLowest + 1, kHighest - 1, -1});
   const AttentionResult result = run_attention(problem, runtime());
   EXPECT_TRUE(within_spec(problem, result));
   expect_empty_row(result, 2);

@@ -15,6 +15,8 @@ sys.path.insert(0, str(CONFORMANCE / "oracle"))
 import safetensors_io as st  # noqa: E402
 
 BINARY = os.environ.get("FLASHDSA_BIN", "")
+if not BINARY:
+    raise SystemExit("FLASHDSA_BIN must name the flashdsa command")
 
 
 def call(*arguments, env=None, **keywords) -> subprocess.CompletedProcess:

@@ -1,10 +1,15 @@
 // Headers that are not what they seem, and the strict readings of numbers.
 
+#include "tools/safetensors.h"
+
 #include <gtest/gtest.h>
+
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "flashdsa/error.h"
 #include "tools/parse.h"
-#include "tools/safetensors.h"
 
 namespace flashdsa::tools {
 namespace {
@@ -25,6 +30,13 @@ std::string entry(const std::string& shape, const std::string& offsets,
          "}}";
 }
 
+// Two tensors of bytes: `a` of 4, and `name` with `size` of them.
+std::string two_entries(const std::string& name, int size, const std::string& offsets) {
+  return R"({"a":{"dtype":"I8","shape":[4],"data_offsets":[0,4]},")" + name +
+         R"(":{"dtype":"I8","shape":[)" + std::to_string(size) + R"(],"data_offsets":)" + offsets +
+         "}}";
+}
+
 TEST(SafetensorsHeader, GoodHeadersPass) {
   EXPECT_EQ(refusal("{}", 0), "");
   EXPECT_EQ(refusal(R"({"__metadata__":{}})", 0), "");
@@ -33,6 +45,7 @@ TEST(SafetensorsHeader, GoodHeadersPass) {
   EXPECT_EQ(refusal(entry("[0]", "[0,0]"), 0), "");
   EXPECT_EQ(refusal(entry("[4611686018427387904,4,0]", "[0,0]"), 0), "");
   EXPECT_EQ(refusal(entry("[3]", "[0,3]", "\"F8_E4M3\""), 3), "");
+  EXPECT_EQ(refusal(two_entries("b", 2, "[4,6]"), 6), "");
   EXPECT_EQ(refusal(" {}", 0), "the header must be a JSON object");  // as the format has it
 }
 
@@ -72,8 +85,7 @@ TEST(SafetensorsHeader, RefusesEveryMalformedHeader) {
       {R"({"x":{"dtype":"I32","shape":[1]}})", 4},
       {R"({"x":{"dtype":"I32","shape":[1],"data_offsets":[0,4],"more":1}})", 4},
       {R"({"x":{"dtype":"I32","dtype":"I32","shape":[1],"data_offsets":[0,4]}})", 4},
-      {R"({"x":{"dtype":"I32","shape":[1],"data_offsets":[0,4]},"x":{"dtype":"I32","shape":[0],"data_offsets":[4,4]}})",
-       4},
+      {two_entries("a", 0, "[4,4]"), 4},
       {entry("[1]", "[0,4]", "\"i32\""), 4},
       {entry("[1]", "[0,4]", "\"\""), 4},
       {entry("[1]", "[0,4]", "7"), 4},
@@ -97,12 +109,9 @@ TEST(SafetensorsHeader, RefusesEveryMalformedHeader) {
       {entry("[1]", "[1,5]"), 5},
       {entry("[1]", "[0,8]"), 8},
       {entry("[0]", "[9223372036854775807,9223372036854775807]"), 4},
-      {R"({"a":{"dtype":"I8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"I8","shape":[4],"data_offsets":[2,6]}})",
-       6},
-      {R"({"a":{"dtype":"I8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"I8","shape":[4],"data_offsets":[6,10]}})",
-       10},
-      {R"({"a":{"dtype":"I8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"I8","shape":[0],"data_offsets":[2,2]}})",
-       4},
+      {two_entries("b", 4, "[2,6]"), 6},
+      {two_entries("b", 4, "[6,10]"), 10},
+      {two_entries("b", 0, "[2,2]"), 4},
       {"{\"\xff\":{\"dtype\":\"I32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4},
   };
   for (const auto& [json, bytes] : bad) {
@@ -111,8 +120,7 @@ TEST(SafetensorsHeader, RefusesEveryMalformedHeader) {
 }
 
 TEST(SafetensorsHeader, SentenceNamesTheTensor) {
-  EXPECT_EQ(refusal(entry("[3]", "[0,16]"), 16),
-            "x: I32 [3] needs 12 bytes, data_offsets give 16");
+  EXPECT_EQ(refusal(entry("[3]", "[0,16]"), 16), "x: I32 [3] needs 12 bytes, data_offsets give 16");
   EXPECT_EQ(refusal(entry("[1]", "[0,4]", "\"I33\""), 4), "x: unknown dtype I33");
 }
 

@@ -22,9 +22,11 @@ class Input(CommandTest):
 
     def test_missing_directory_and_pipe(self):
         os.mkfifo(self.folder / "pipe")
-        for name in ("nowhere", ".", "pipe", "in.safetensors/x"):
+        for name, words in (("nowhere", ["nowhere", "No such file"]), (".", "regular file"),
+                            ("pipe", ["pipe", "regular file"]),
+                            ("in.safetensors/x", ["in.safetensors/x", "Not a directory"])):
             with self.subTest(name):
-                self.assert_fails(2, name, "metadata", self.folder / name, self.out)
+                self.assert_fails(2, words, "metadata", self.folder / name, self.out)
 
     def test_name_with_line_breaks_gives_one_line(self):
         self.assert_fails(2, "no such", "metadata", self.folder / "no such\nfile", self.out)

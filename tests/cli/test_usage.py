@@ -36,6 +36,7 @@ class Usage(CommandTest):
                 ("CPU", ("metadata", *files, "--backend", "CPU")),
                 ("--simd", ("topk", *files, "--simd", "mmx")),
                 ("--grad-kv-dtype", ("attend", *files, "--grad-kv-dtype", "f16")),
+                ("--grad-kv-dtype", ("attend", *files, "--grad-kv-dtype", "")),
                 ("--softmax-scale", ("run", *files, "--softmax-scale=")),
                 ("--json", ("run", *files, "--json=maybe"))):
             with self.subTest(arguments):
@@ -44,8 +45,8 @@ class Usage(CommandTest):
     def test_numbers_are_read_strictly(self):
         for option in ("--index-topk", "--total-key-tokens", "--max-seqlen", "--threads"):
             name = option if option == "--threads" else option[2:].replace("-", "_")
-            for text in ("", " 12", "12 ", "12.0", "0x10", "1e1", "+12", "-12", "-0x1", "word", "12,5",
-                         "4294967308", "18446744073709551628", "99999999999999999999999"):
+            for text in ("", " 12", "12 ", "12.0", "0x10", "1e1", "+12", "-12", "-0x1", "word",
+                         "12,5", "4294967308", "18446744073709551628", "99999999999999999999999"):
                 with self.subTest(option=option, text=text):
                     self.assert_fails(2, name, "run", self.source, self.out, option, text)
 
@@ -61,8 +62,8 @@ class Usage(CommandTest):
                               "--index-topk", text)
 
     def test_softmax_scale_is_read_strictly(self):
-        for text in ("", " 1", "1 ", "0x1p3", "one", "1,5", "nan", "inf", "-1", "0", "1e-400", "1e400",
-                     "1e-60"):
+        for text in ("", " 1", "1 ", "0x1p3", "one", "1,5", "nan", "inf", "-1", "0", "1e-400",
+                     "1e400", "1e-60"):
             with self.subTest(text):
                 self.assert_fails(2, "softmax_scale", "run", self.source, self.out,
                                   "--softmax-scale", text)
@@ -120,9 +121,9 @@ class Usage(CommandTest):
         self.assert_succeeds("metadata", self.source, self.out, "--total-key-tokens", "3")
 
     def test_unavailable_backend(self):
-        for command in (("info",), ("metadata", self.source, self.out), ("topk", self.source, self.out),
-                        ("attend", self.source, self.out), ("run", self.source, self.out),
-                        ("verify", self.source)):
+        files = (self.source, self.out)
+        for command in (("info",), ("metadata", *files), ("topk", *files), ("attend", *files),
+                        ("run", *files), ("verify", self.source)):
             listed = json.loads(call("info", "--json").stdout)["backends"]
             for entry in (e for e in listed if not e["available"]):
                 with self.subTest(command=command[0], backend=entry["name"]):

@@ -110,7 +110,9 @@ TEST(LogJudge, HoldsTheBoundOfSection8) {
   EXPECT_FALSE(logs_pass(10 + 1.11e-4, 10, false));
 }
 
-TEST(LogJudge, LogarithmToTheBaseTwoFails) { EXPECT_FALSE(logs_pass(2 / std::numbers::ln2, 2, false)); }
+TEST(LogJudge, LogarithmToTheBaseTwoFails) {
+  EXPECT_FALSE(logs_pass(2 / std::numbers::ln2, 2, false));
+}
 
 TEST(LogJudge, NonFiniteValuesMustBeTheSame) {
   for (const double want : {-kInf, kInf, kNan, 1.0}) {
@@ -162,7 +164,8 @@ TEST(ExactScores, NanIsHandedOnByRelu) {
 TEST(ScoreSlack, IsOfTheLargestSumBeforeHeadsCancel) {
   // Heads' dots with the key: 6 and 6 with weights 1 and -1: the score is 0, the terms are 12.
   EXPECT_DOUBLE_EQ(score_slack(Row{{2, 2}, {1, -1}, {3}}.view()), kScoreError * 12);
-  // A dot that cancels: 1000 - 999.5, terms 1999.5 at one rounding of FP32 are more than 2e-5 of it.
+  // A dot that cancels: 1000 - 999.5, terms 1999.5 at one rounding of FP32 are more than 2e-5 of
+  // it.
   EXPECT_DOUBLE_EQ(score_slack(Row{{1, 1}, {1}, {1000, -999.5}}.view()), kScoreFloor * 1999.5);
 }
 

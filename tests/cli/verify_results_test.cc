@@ -38,8 +38,8 @@ Tensor random_f32(std::initializer_list<std::int64_t> shape, unsigned seed) {
 
 Tensor copy_of(const Tensor& tensor) {
   const TensorView& view = tensor;
-  Tensor copy = Tensor::host(
-      view.dtype, std::span(view.shape.data(), static_cast<std::size_t>(view.rank)));
+  Tensor copy =
+      Tensor::host(view.dtype, std::span(view.shape.data(), static_cast<std::size_t>(view.rank)));
   std::copy_n(view.as<char>(), view.bytes(), copy.view().as<char>());
   return copy;
 }
@@ -230,7 +230,8 @@ TEST_P(VerifyFault, OneVectorAloneFails) {
   const Tensor& tensor = GetParam().result(results_);
   const TensorView& view = tensor;
   const std::int64_t width = view.rank < 3 ? 1 : view.shape[2];
-  std::int64_t begin = view.elements() - width;  // the last that is not zero, as unselected keys are
+  std::int64_t begin =
+      view.elements() - width;  // the last that is not zero, as unselected keys are
   while (value_at(tensor, begin) == 0) begin -= width;
   scale(tensor, 1.2, begin, begin + width);
   expect_found();

@@ -84,6 +84,7 @@ TEST(CopyTo, NeedsCudaForACudaDevice) {
 // The whole text is what the format reads.
 TEST(Version, IsThreeNumbers) {
   const std::string text(version());
+  ASSERT_FALSE(text.empty());
   int numbers[3], length = 0;
   std::sscanf(text.c_str(), "%d.%d.%d%n", &numbers[0], &numbers[1], &numbers[2], &length);
   EXPECT_EQ(static_cast<std::size_t>(length), text.size()) << text;
@@ -91,6 +92,7 @@ TEST(Version, IsThreeNumbers) {
 
 TEST(BuildDescription, NamesCompilerAndBuildType) {
   const std::string text(build_description());
+  ASSERT_FALSE(text.empty());
   char compiler[32], release[32], type[32];
   int length = 0;
   std::sscanf(text.c_str(), "%31[A-Za-z] %31[0-9.], %31[A-Za-z]%n", compiler, release, type,

@@ -27,7 +27,8 @@ TEST_P(TopK, AnyWidthIsRight) {
 }
 
 TEST_P(TopK, AnyNumberOfKeysIsRight) {
-  for (const std::int64_t keys : {1, 2, 3, 7, 8, 9, 15, 16, 17, 47, 48, 49, 95, 959, 960, 961, 1921}) {
+  for (const std::int64_t keys :
+       {1, 2, 3, 7, 8, 9, 15, 16, 17, 47, 48, 49, 95, 959, 960, 961, 1921}) {
     expect_exactly_best(integer_topk(1, keys, 2, 6, 143));
   }
 }
@@ -45,15 +46,16 @@ TEST_P(TopK, AsManyKeysAsSlotsAreAllSelected) {
 
 // FAULTS: lengths around every size where a dispatch may change, mixed in one call.
 TEST_P(TopK, LengthsAroundEverySizeInOneCallAreRight) {
-  const std::vector<std::int32_t> lengths = {0,  1,   2,   15,  16,  17,  31,   32,   33,   47,
-                                             48, 49,  63,  64,  65,  127, 128,  129,  191,  192,
+  const std::vector<std::int32_t> lengths = {0,   1,   2,   15,  16,  17,  31,   32,   33,   47,
+                                             48,  49,  63,  64,  65,  127, 128,  129,  191,  192,
                                              193, 255, 256, 257, 959, 960, 961,  1023, 1024, 1025,
-                                             48, 0,   1,   65,  64,  63,  1919, 1920, 1921, 2000};
+                                             48,  0,   1,   65,  64,  63,  1919, 1920, 1921, 2000};
   for (const std::int64_t topk : {32, 64, 960}) {
     TopkProblem problem =
         integer_topk(static_cast<std::int64_t>(lengths.size()), 2011, 2, topk, 145);
     std::vector<std::int32_t> starts;
-    for (std::size_t t = 0; t < lengths.size(); ++t) starts.push_back(static_cast<std::int32_t>(t % 12));
+    for (std::size_t t = 0; t < lengths.size(); ++t)
+      starts.push_back(static_cast<std::int32_t>(t % 12));
     problem.set_rows(starts, lengths);
     EXPECT_TRUE(exactly_best(problem, run_topk(problem, runtime())));
   }
@@ -117,7 +119,8 @@ TEST_P(TopK, EmptyRowsSelectNothing) {
 }
 
 TEST_P(TopK, TrivialRowSelectsAllWhateverItsScores) {
-  TopkProblem problem = topk_of_scores({kNan, -std::numeric_limits<double>::infinity(), 3, kNan}, 6);
+  TopkProblem problem =
+      topk_of_scores({kNan, -std::numeric_limits<double>::infinity(), 3, kNan}, 6);
   expect_exactly_best(problem);
   EXPECT_EQ(run_topk(problem, runtime()).topk_length.get({0}), 4);
 }

@@ -6,8 +6,8 @@
 namespace flashdsa::test {
 namespace {
 
-constexpr double kFloat32Sum = 2e-6;       // of the absolute terms: what an FP32 sum resolves
-constexpr double kBFloat16 = 0x1p-8;       // what one BF16 rounding may do to a term
+constexpr double kFloat32Sum = 2e-6;  // of the absolute terms: what an FP32 sum resolves
+constexpr double kBFloat16 = 0x1p-8;  // what one BF16 rounding may do to a term
 constexpr std::size_t kValueDim = 512;
 
 using Row = std::vector<double>;

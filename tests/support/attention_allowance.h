@@ -15,7 +15,7 @@ struct Allowance {
   std::vector<double> out;            // [T_q * H], BF16 rounding of P
   std::vector<double> grad_q;         // [T_q * H], each vector: FP32 sums, BF16 dS, D from BF16 out
   std::vector<double> grad_q_tensor;  // [T_q * H], the whole tensor: FP32 sums only
-  std::vector<double> grad_kv;         // [T_k], likewise
+  std::vector<double> grad_kv;        // [T_k], likewise
   std::vector<double> grad_kv_tensor;  // [T_k]
   double grad_attn_sink = kTiny;       // D from BF16 out
 };

@@ -65,7 +65,8 @@ Values selected(const Values& values, std::size_t inner,
   Values result{values.name, values.problem, {0, static_cast<std::int64_t>(inner)}, {}};
   for (std::size_t v = 0; v * inner < values.data.size(); ++v) {
     if (!keep(static_cast<std::int64_t>(v))) continue;
-    result.data.insert(result.data.end(), values.data.begin() + static_cast<std::ptrdiff_t>(v * inner),
+    result.data.insert(result.data.end(),
+                       values.data.begin() + static_cast<std::ptrdiff_t>(v * inner),
                        values.data.begin() + static_cast<std::ptrdiff_t>((v + 1) * inner));
     ++result.shape[0];
   }
@@ -99,7 +100,8 @@ void judge_backward(Verdict& verdict, const AttentionProblem& problem, const Att
   const std::string text = problem.describe();
   const Values grad_q = values_of("grad_q", got.grad_q, text);
   const Values want_q = values_of("grad_q", want.grad_q, text);
-  verdict.add(relative_rmse_within(grad_q, want_q, kGradRmse, norm(allowance.grad_q_tensor) + kTiny));
+  verdict.add(
+      relative_rmse_within(grad_q, want_q, kGradRmse, norm(allowance.grad_q_tensor) + kTiny));
   verdict.add(vectors_within(grad_q, want_q, kVectorFactor * kGradRmse, allowance.grad_q));
   const Values grad_kv = values_of("grad_kv", got.grad_kv, text);
   const Values want_kv = values_of("grad_kv", want.grad_kv, text);
@@ -114,7 +116,8 @@ void judge_backward(Verdict& verdict, const AttentionProblem& problem, const Att
 
   std::vector<bool> is_selected(static_cast<std::size_t>(problem.t_k()));
   for (std::int64_t t = 0; t < problem.t_q(); ++t) {
-    for (const std::int64_t key : problem.keys_of_row(t)) is_selected[static_cast<std::size_t>(key)] = true;
+    for (const std::int64_t key : problem.keys_of_row(t))
+      is_selected[static_cast<std::size_t>(key)] = true;
   }
   const auto empty = [&](std::int64_t t) { return row_is_empty(problem, t); };
   const auto unselected = [&](std::int64_t s) { return !is_selected[static_cast<std::size_t>(s)]; };
@@ -152,12 +155,14 @@ void AttentionProblem::set_row(std::int64_t t, const std::vector<std::int32_t>& 
 
 void AttentionProblem::set_lengths(const std::vector<std::int32_t>& lengths) {
   topk_length = HostTensor(DType::kInt32, {t_q()});
-  for (std::int64_t t = 0; t < t_q(); ++t) topk_length->set(t, lengths.at(static_cast<std::size_t>(t)));
+  for (std::int64_t t = 0; t < t_q(); ++t)
+    topk_length->set(t, lengths.at(static_cast<std::size_t>(t)));
 }
 
 void AttentionProblem::set_sink(const std::vector<double>& sink) {
   attn_sink = HostTensor(single_beside(*this), {heads()});
-  for (std::int64_t h = 0; h < heads(); ++h) attn_sink->set(h, sink.at(static_cast<std::size_t>(h)));
+  for (std::int64_t h = 0; h < heads(); ++h)
+    attn_sink->set(h, sink.at(static_cast<std::size_t>(h)));
 }
 
 void AttentionProblem::set_key(std::int64_t key, double value) {

@@ -24,10 +24,10 @@ struct AttentionShape {
 struct AttentionProblem {
   std::uint64_t seed = 0;
   double softmax_scale = 0.0625;
-  HostTensor q;             // [T_q, H, D]
-  HostTensor kv;            // [T_k, 1, D]
-  HostTensor topk_indices;  // int32 [T_q, 1, K]
-  HostTensor grad_out;      // [T_q, H, 512]
+  HostTensor q;                           // [T_q, H, D]
+  HostTensor kv;                          // [T_k, 1, D]
+  HostTensor topk_indices;                // int32 [T_q, 1, K]
+  HostTensor grad_out;                    // [T_q, H, 512]
   std::optional<HostTensor> topk_length;  // int32 [T_q]
   std::optional<HostTensor> attn_sink;    // [H]
 
@@ -60,9 +60,9 @@ AttentionProblem in_float64(const AttentionProblem& problem);
 AttentionProblem rows_of(const AttentionProblem& problem, std::int64_t begin, std::int64_t count);
 
 struct AttentionResult {
-  HostTensor out, lse, max_logits;               // of the forward call
-  HostTensor grad_q, grad_kv;                    // of the backward call
-  std::optional<HostTensor> grad_attn_sink;      // when the problem has a sink
+  HostTensor out, lse, max_logits;           // of the forward call
+  HostTensor grad_q, grad_kv;                // of the backward call
+  std::optional<HostTensor> grad_attn_sink;  // when the problem has a sink
 };
 
 /// Runs the forward call, all outputs requested. The outputs lie between guard bands and are filled

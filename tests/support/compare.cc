@@ -16,7 +16,8 @@ using ::testing::AssertionSuccess;
 
 std::string place(const Values& got, const Values& want, std::size_t i) {
   return fmt::format("{}: got {:.9g}, want {:.9g}",
-                     place_text(got.shape, static_cast<std::int64_t>(i)), got.data[i], want.data[i]);
+                     place_text(got.shape, static_cast<std::int64_t>(i)), got.data[i],
+                     want.data[i]);
 }
 
 std::string about(const Values& got) {
@@ -155,7 +156,8 @@ AssertionResult elements_within(const Values& got, const Values& want, double ab
   };
   for (std::size_t i = 0; i < got.data.size(); ++i) {
     if (excess(i) <= 0) continue;
-    return failure(got, want, fmt::format("error above {:.3g} + {:.3g} of the value", absolute, relative),
+    return failure(got, want,
+                   fmt::format("error above {:.3g} + {:.3g} of the value", absolute, relative),
                    excess);
   }
   return AssertionSuccess();

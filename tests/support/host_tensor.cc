@@ -103,6 +103,7 @@ HostTensor::HostTensor(DType dtype, Shape shape, Shape strides, std::size_t shif
     : dtype_(dtype),
       shape_(std::move(shape)),
       strides_(std::move(strides)),
+      row_major_(strides_ == row_major_strides(shape_)),
       memory_(extent(shape_, strides_) * dtype_size(dtype), shift_bytes) {}
 
 HostTensor::HostTensor(DType dtype, Shape shape)
@@ -138,8 +139,8 @@ std::int64_t HostTensor::at(std::initializer_list<std::int64_t> index) const {
 }
 
 std::byte* HostTensor::element(std::int64_t place) const {
-  std::int64_t offset = 0;
-  for (std::size_t axis = shape_.size(); axis-- > 0;) {
+  std::int64_t offset = row_major_ ? place : 0;
+  for (std::size_t axis = row_major_ ? 0 : shape_.size(); axis-- > 0;) {
     offset += place % shape_[axis] * strides_[axis];
     place /= shape_[axis];
   }
@@ -149,11 +150,16 @@ std::byte* HostTensor::element(std::int64_t place) const {
 double HostTensor::get(std::int64_t place) const {
   const std::byte* from = element(place);
   switch (dtype_) {
-    case DType::kBFloat16: return static_cast<float>(*reinterpret_cast<const BFloat16*>(from));
-    case DType::kFloat32: return *reinterpret_cast<const float*>(from);
-    case DType::kFloat64: return *reinterpret_cast<const double*>(from);
-    case DType::kInt32: return *reinterpret_cast<const std::int32_t*>(from);
-    default: throw std::logic_error("HostTensor: a dtype that no test reads");
+    case DType::kBFloat16:
+      return static_cast<float>(*reinterpret_cast<const BFloat16*>(from));
+    case DType::kFloat32:
+      return *reinterpret_cast<const float*>(from);
+    case DType::kFloat64:
+      return *reinterpret_cast<const double*>(from);
+    case DType::kInt32:
+      return *reinterpret_cast<const std::int32_t*>(from);
+    default:
+      throw std::logic_error("HostTensor: a dtype that no test reads");
   }
 }
 
@@ -163,12 +169,17 @@ void HostTensor::set(std::int64_t place, double value) {
     case DType::kBFloat16:
       *reinterpret_cast<BFloat16*>(to) = BFloat16(static_cast<float>(value));
       return;
-    case DType::kFloat32: *reinterpret_cast<float*>(to) = static_cast<float>(value); return;
-    case DType::kFloat64: *reinterpret_cast<double*>(to) = value; return;
+    case DType::kFloat32:
+      *reinterpret_cast<float*>(to) = static_cast<float>(value);
+      return;
+    case DType::kFloat64:
+      *reinterpret_cast<double*>(to) = value;
+      return;
     case DType::kInt32:
       *reinterpret_cast<std::int32_t*>(to) = static_cast<std::int32_t>(value);
       return;
-    default: throw std::logic_error("HostTensor: a dtype that no test writes");
+    default:
+      throw std::logic_error("HostTensor: a dtype that no test writes");
   }
 }
 
@@ -227,9 +238,7 @@ HostTensor HostTensor::rows(std::int64_t begin, std::int64_t count) const {
   return result;
 }
 
-std::string shape_text(const Shape& shape) {
-  return fmt::format("[{}]", fmt::join(shape, ", "));
-}
+std::string shape_text(const Shape& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
 std::string place_text(const Shape& shape, std::int64_t place) {
   Shape index(shape.size());

@@ -96,6 +96,7 @@ class HostTensor {
   DType dtype_ = DType::kFloat32;
   Shape shape_;
   Shape strides_;
+  bool row_major_ = true;
   GuardedMemory memory_;
 };
 

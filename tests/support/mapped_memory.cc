@@ -26,7 +26,8 @@ PageGuardedTensor::PageGuardedTensor(const HostTensor& tensor) : view_(tensor.vi
   const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
   const std::size_t inner = (view_.bytes() + page - 1) / page * page;
   mapping_bytes_ = inner + 2 * page;
-  mapping_ = mmap(nullptr, mapping_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  mapping_ =
+      mmap(nullptr, mapping_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapping_ == MAP_FAILED) throw std::runtime_error("mmap failed");
   auto* base = static_cast<std::byte*>(mapping_);
   std::byte* data = base + page + inner - view_.bytes();

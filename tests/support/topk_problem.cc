@@ -111,7 +111,8 @@ std::string scores_error(const TopkProblem& problem, const TopkResult& got, std:
       const auto key = static_cast<std::int64_t>(got.topk_indices.get({t, 0, j}));
       want = scores[static_cast<std::size_t>(key - problem.first_key(t))];
     }
-    const bool right = std::isfinite(want) ? std::abs(mine - want) <= slack : same_number(mine, want);
+    const bool right =
+        std::isfinite(want) ? std::abs(mine - want) <= slack : same_number(mine, want);
     if (!right) return fmt::format("score {} of slot {}, want {} +- {}", mine, j, want, slack);
   }
   return "";
@@ -155,7 +156,8 @@ std::string choice_error(const TopkProblem& problem, const TopkResult& got, std:
   for (std::size_t i = 0; i < scores.size(); ++i) {
     if (is_mine[i] != is_best[i] && !(std::abs(scores[i] - last) <= 2 * slack)) {
       return fmt::format("key {} of score {} decided wrongly, K-th score {}, slack {}",
-                         problem.first_key(t) + static_cast<std::int64_t>(i), scores[i], last, slack);
+                         problem.first_key(t) + static_cast<std::int64_t>(i), scores[i], last,
+                         slack);
     }
     if (scores[i] != 0 ||
         !surely_zero(query, key_of(problem, problem.first_key(t) + static_cast<std::int64_t>(i)))) {
@@ -170,7 +172,8 @@ std::string choice_error(const TopkProblem& problem, const TopkResult& got, std:
 }  // namespace
 
 std::string TopkProblem::describe() const {
-  return fmt::format("seed {}, T_q {}, T_k {}, H_index {}, K {}", seed, t_q(), t_k(), heads(), topk);
+  return fmt::format("seed {}, T_q {}, T_k {}, H_index {}, K {}", seed, t_q(), t_k(), heads(),
+                     topk);
 }
 
 void TopkProblem::set_rows(const std::vector<std::int32_t>& row_starts,
@@ -275,7 +278,8 @@ TopkProblem topk_of_integers(const std::vector<std::int64_t>& scores, std::int64
   for (std::int64_t b = 0; b < 24; ++b) {
     problem.index_q.set({0, 0, b}, std::ldexp(1.0, static_cast<int>(b)));
     for (std::size_t s = 0; s < scores.size(); ++s) {
-      problem.index_k.set({static_cast<std::int64_t>(s), b}, static_cast<double>(scores[s] >> b & 1));
+      problem.index_k.set({static_cast<std::int64_t>(s), b},
+                          static_cast<double>(scores[s] >> b & 1));
     }
   }
   return problem;
@@ -307,8 +311,8 @@ TopkResult run_topk(const TopkProblem& problem, const Runtime& runtime, WantScor
   args.topk_indices = result.topk_indices;
   args.topk_length = result.topk_length;
   if (want == WantScores::kYes) {
-    result.topk_scores = HostTensor(is_double ? DType::kFloat64 : DType::kFloat32,
-                                    {problem.t_q(), problem.topk});
+    result.topk_scores =
+        HostTensor(is_double ? DType::kFloat64 : DType::kFloat32, {problem.t_q(), problem.topk});
     args.topk_scores = *result.topk_scores;
   }
   indexer_topk(args, runtime);

@@ -146,6 +146,7 @@ class Selector {
         continue;
       }
       prepare_row(t, keys, active++, s);
+      if (keys.size() == 0) continue;  // such a row may start anywhere, beyond the storage too
       all = {std::min(all.begin, keys.begin), std::max(all.end, keys.end)};
     }
     for (std::int64_t key = all.begin; key < all.end; key += block_keys_) {

@@ -1,0 +1,308 @@
+#include "tools/bench_operations.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <memory>
+
+#include "flashdsa/attention.h"
+#include "flashdsa/error.h"
+#include "flashdsa/indexer.h"
+#include "flashdsa/metadata.h"
+#include "flashdsa/selection.h"
+#include "tools/synth_random.h"
+
+namespace flashdsa::tools {
+namespace {
+
+constexpr std::int64_t kValueDim = 512;
+constexpr std::int64_t kIndexDim = 128;
+constexpr std::array<std::string_view, 6> kNames = {"metadata", "topk",     "compact",
+                                                    "forward",  "backward", "step"};
+
+double bytes_of(std::initializer_list<const Tensor*> tensors) {
+  double sum = 0;
+  for (const Tensor* tensor : tensors) sum += static_cast<double>(tensor->view().bytes());
+  return sum;
+}
+
+/// A selection that somebody made: the workload or an indexer call.
+struct SelectionTensors {
+  Tensor topk_indices, topk_length;
+};
+
+SelectionTensors allocate_selection(const Workload& workload) {
+  return {Tensor::host(DType::kInt32, {workload.t_q, 1, workload.shape.topk}),
+          Tensor::host(DType::kInt32, {workload.t_q})};
+}
+
+ForwardOutputs allocate_forward(const Workload& workload) {
+  const std::int64_t heads = workload.shape.heads;
+  return {Tensor::host(DType::kBFloat16, {workload.t_q, heads, kValueDim}),
+          Tensor::host(DType::kFloat32, {workload.t_q, heads})};
+}
+
+BackwardOutputs allocate_backward(const Workload& workload) {
+  const ModelShape& shape = workload.shape;
+  return {Tensor::host(DType::kBFloat16, {workload.t_q, shape.heads, shape.head_dim}),
+          Tensor::host(DType::kBFloat16, {workload.t_k, 1, shape.head_dim})};
+}
+
+PackedMetadataArgs metadata_args(const Workload& workload) {
+  PackedMetadataArgs args;
+  args.cu_seqlens = workload.cu_seqlens;
+  args.total_key_tokens = workload.t_k;
+  if (workload.query_indices) args.query_indices = *workload.query_indices;
+  return args;
+}
+
+IndexerTopkArgs topk_args(const Workload& workload, const SelectionTensors& selection) {
+  IndexerTopkArgs args;
+  args.index_q = *workload.index_q;
+  args.index_k = *workload.index_k;
+  args.head_weights = *workload.head_weights;
+  args.starts = workload.starts;
+  args.causal_lengths = workload.causal_lengths;
+  args.topk_indices = selection.topk_indices;
+  args.topk_length = selection.topk_length;
+  return args;
+}
+
+SparseAttentionInputs attention_inputs(const Workload& workload,
+                                       const SelectionTensors& selection) {
+  SparseAttentionInputs inputs;
+  inputs.q = *workload.q;
+  inputs.kv = *workload.kv;
+  inputs.topk_indices = selection.topk_indices;
+  inputs.topk_length = selection.topk_length;
+  inputs.softmax_scale = workload.shape.softmax_scale;
+  return inputs;
+}
+
+AttentionForwardArgs forward_args(const Workload& workload, const SelectionTensors& selection,
+                                  const ForwardOutputs& outputs) {
+  AttentionForwardArgs args;
+  static_cast<SparseAttentionInputs&>(args) = attention_inputs(workload, selection);
+  args.out = outputs.out;
+  args.lse = outputs.lse;
+  return args;
+}
+
+AttentionBackwardArgs backward_args(const Workload& workload, const SelectionTensors& selection,
+                                    const ForwardOutputs& forward, const BackwardOutputs& outputs) {
+  AttentionBackwardArgs args;
+  static_cast<SparseAttentionInputs&>(args) = attention_inputs(workload, selection);
+  args.out = forward.out;
+  args.lse = forward.lse;
+  args.grad_out = *workload.grad_out;
+  args.grad_q = outputs.grad_q;
+  args.grad_kv = outputs.grad_kv;
+  return args;
+}
+
+// Keys selected by all rows together: min(K, causal_length) each.
+double picks_of(const Workload& workload) {
+  double picks = 0;
+  for (const std::int32_t length : workload.causal_lengths.span<std::int32_t>()) {
+    picks += static_cast<double>(std::min<std::int64_t>(length, workload.shape.topk));
+  }
+  return picks;
+}
+
+/// FLOP and bytes by the formulae of docs/benchmarks.md.
+struct Work {
+  double flop = 0;
+  double bytes = 0;
+};
+
+Work forward_work(const Workload& workload, const ForwardOutputs& outputs) {
+  const auto heads = static_cast<double>(workload.shape.heads);
+  const auto head_dim = static_cast<double>(workload.shape.head_dim);
+  const double picks = picks_of(workload);
+  const double per_pick = 2 * head_dim + sizeof(std::int32_t);
+  return {2 * heads * picks * (head_dim + kValueDim),
+          picks * per_pick + bytes_of({&*workload.q, &outputs.out, &outputs.lse})};
+}
+
+Work backward_work(const Workload& workload, const ForwardOutputs& forward,
+                   const BackwardOutputs& outputs) {
+  const auto heads = static_cast<double>(workload.shape.heads);
+  const auto head_dim = static_cast<double>(workload.shape.head_dim);
+  const double picks = picks_of(workload);
+  const double per_pick = 2 * head_dim + sizeof(std::int32_t);
+  return {2 * heads * picks * (3 * head_dim + 2 * kValueDim),
+          picks * per_pick + bytes_of({&*workload.q, &forward.out, &forward.lse,
+                                       &*workload.grad_out, &outputs.grad_q, &outputs.grad_kv})};
+}
+
+Work topk_work(const Workload& workload, const SelectionTensors& selection) {
+  const auto index_heads = static_cast<double>(workload.shape.index_heads);
+  return {2 * index_heads * kIndexDim * static_cast<double>(count_scored_pairs(workload)),
+          bytes_of({&*workload.index_q, &*workload.index_k, &*workload.head_weights,
+                    &selection.topk_indices, &selection.topk_length})};
+}
+
+Operation make_metadata(const Workload& workload) {
+  const auto result = std::make_shared<PackedMetadata>();
+  Operation operation;
+  operation.run = [&workload, result](const Runtime& runtime) {
+    *result = prepare_packed_metadata(metadata_args(workload), runtime);
+  };
+  operation.check = [&workload, result] { return check_metadata(workload, *result); };
+  constexpr double kBytesPerRow = 4 + 4 + 1;  // starts, causal_lengths, query_valid
+  operation.bytes =
+      kBytesPerRow * static_cast<double>(workload.t_q) + bytes_of({&workload.cu_seqlens});
+  if (workload.query_indices) operation.bytes += bytes_of({&*workload.query_indices});
+  return operation;
+}
+
+Operation make_topk(const Workload& workload) {
+  const SelectionTensors selection = allocate_selection(workload);
+  Operation operation;
+  operation.run = [&workload, selection](const Runtime& runtime) {
+    indexer_topk(topk_args(workload, selection), runtime);
+  };
+  operation.check = [&workload, selection] {
+    return check_selection(workload, selection.topk_indices, selection.topk_length);
+  };
+  const Work work = topk_work(workload, selection);
+  operation.flop = work.flop;
+  operation.bytes = work.bytes;
+  return operation;
+}
+
+// The workload's rows with their slots shuffled and every tenth of them a hole.
+Tensor disordered(const Workload& workload) {
+  const Tensor result = Tensor::host(DType::kInt32, {workload.t_q, workload.shape.topk});
+  const auto topk = static_cast<std::size_t>(workload.shape.topk);
+  const auto source = workload.topk_indices->span<std::int32_t>();
+  std::copy(source.begin(), source.end(), result.view().as<std::int32_t>());
+  const RandomStream stream(1, StreamId::kSample);
+  std::uint64_t counter = 0;
+  for (std::size_t first = 0; first < source.size(); first += topk) {
+    const auto row = result.span<std::int32_t>().subspan(first, topk);
+    for (std::size_t j = topk; j-- > 1;) {
+      const auto other = stream.below(counter++, static_cast<std::int64_t>(j) + 1);
+      std::swap(row[j], row[static_cast<std::size_t>(other)]);
+    }
+    for (std::size_t j = 0; j < topk; j += 10) row[j] = -1;
+  }
+  return result;
+}
+
+Operation make_compact(const Workload& workload) {
+  const Tensor indices = disordered(workload);
+  const Tensor sorted = Tensor::host(DType::kInt32, {workload.t_q, workload.shape.topk});
+  const Tensor lengths = Tensor::host(DType::kInt32, {workload.t_q});
+  Operation operation;
+  operation.run = [&workload, indices, sorted, lengths](const Runtime& runtime) {
+    compact_and_sort({indices, workload.t_k, sorted, lengths}, runtime);
+  };
+  operation.check = [&workload, indices, sorted, lengths] {
+    return check_compact(workload, indices, sorted, lengths);
+  };
+  operation.bytes = bytes_of({&indices, &sorted, &lengths});
+  return operation;
+}
+
+bool on_host(const Runtime& runtime) {
+  return runtime.backend == Backend::kCpu || runtime.backend == Backend::kReference;
+}
+
+Operation make_forward(const Workload& workload, const Runtime& chosen) {
+  const SelectionTensors selection{*workload.topk_indices, *workload.topk_length};
+  const ForwardOutputs outputs = allocate_forward(workload);
+  Operation operation;
+  operation.run = [&workload, selection, outputs](const Runtime& runtime) {
+    attention_forward(forward_args(workload, selection, outputs), runtime);
+  };
+  operation.check = [&workload, selection, outputs, tight = on_host(chosen)] {
+    return check_forward(workload, selection.topk_indices, selection.topk_length, outputs, tight);
+  };
+  const Work work = forward_work(workload, outputs);
+  operation.flop = work.flop;
+  operation.bytes = work.bytes;
+  operation.overlap = neighbour_overlap(workload, selection.topk_indices);
+  return operation;
+}
+
+Operation make_backward(const Workload& workload, const Runtime& chosen) {
+  const SelectionTensors selection{*workload.topk_indices, *workload.topk_length};
+  const ForwardOutputs forward = allocate_forward(workload);
+  const BackwardOutputs outputs = allocate_backward(workload);
+  attention_forward(forward_args(workload, selection, forward), chosen);
+  Operation operation;
+  operation.run = [&workload, selection, forward, outputs](const Runtime& runtime) {
+    attention_backward(backward_args(workload, selection, forward, outputs), runtime);
+  };
+  operation.check = [&workload, selection, forward, outputs] {
+    return check_backward(workload, selection.topk_indices, selection.topk_length, forward,
+                          outputs);
+  };
+  const Work work = backward_work(workload, forward, outputs);
+  operation.flop = work.flop;
+  operation.bytes = work.bytes;
+  operation.overlap = neighbour_overlap(workload, selection.topk_indices);
+  return operation;
+}
+
+// Metadata, selection, forward and backward in order, each on the results of the one before.
+Operation make_step(const Workload& workload, const Runtime& chosen) {
+  const SelectionTensors selection = allocate_selection(workload);
+  const ForwardOutputs forward = allocate_forward(workload);
+  const BackwardOutputs outputs = allocate_backward(workload);
+  Operation operation;
+  operation.run = [&workload, selection, forward, outputs](const Runtime& runtime) {
+    const PackedMetadata metadata = prepare_packed_metadata(metadata_args(workload), runtime);
+    IndexerTopkArgs args = topk_args(workload, selection);
+    args.starts = metadata.starts;
+    args.causal_lengths = metadata.causal_lengths;
+    indexer_topk(args, runtime);
+    attention_forward(forward_args(workload, selection, forward), runtime);
+    attention_backward(backward_args(workload, selection, forward, outputs), runtime);
+  };
+  operation.check = [&workload, selection, forward, outputs, tight = on_host(chosen)] {
+    const auto& [indices, length] = selection;
+    return worst(check_selection(workload, indices, length),
+                 worst(check_forward(workload, indices, length, forward, tight),
+                       check_backward(workload, indices, length, forward, outputs)));
+  };
+  for (const Work& work : {topk_work(workload, selection), forward_work(workload, forward),
+                           backward_work(workload, forward, outputs)}) {
+    operation.flop += work.flop;
+    operation.bytes += work.bytes;
+  }
+  return operation;
+}
+
+}  // namespace
+
+std::span<const std::string_view> operation_names() { return kNames; }
+
+bool needs_attention(std::string_view operation) {
+  return operation != "metadata" && operation != "topk";
+}
+
+bool needs_indexer(std::string_view operation) {
+  return operation == "topk" || operation == "step";
+}
+
+std::string refusal(std::string_view operation, const Workload& workload) {
+  if (workload.causal || (operation != "metadata" && operation != "step")) return "";
+  return fmt::format("{} needs documents, and in workload {} every row sees all keys", operation,
+                     workload.name);
+}
+
+Operation make_operation(std::string_view name, const Workload& workload, const Runtime& runtime) {
+  if (name == "metadata") return make_metadata(workload);
+  if (name == "topk") return make_topk(workload);
+  if (name == "compact") return make_compact(workload);
+  if (name == "forward") return make_forward(workload, runtime);
+  if (name == "backward") return make_backward(workload, runtime);
+  if (name == "step") return make_step(workload, runtime);
+  throw Error(ErrorCode::kInternal,
+              fmt::format("{}:{}: there is no operation {}", __FILE__, __LINE__, name));
+}
+
+}  // namespace flashdsa::tools

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "flashdsa/runtime.h"
+#include "tools/bench_check.h"
+#include "tools/workloads.h"
+
+namespace flashdsa::tools {
+
+/// One operation on one workload, with its outputs allocated.
+struct Operation {
+  std::function<void(const Runtime&)> run;  // the whole public call
+  std::function<Figure()> check;            // judges what the last run wrote
+  double flop = 0;                          // over valid slots; 0: nothing to count
+  double bytes = 0;                         // read or written at least
+  std::optional<double> overlap;            // of the selection that it uses
+};
+
+std::span<const std::string_view> operation_names();
+
+/// What the operation reads of a workload.
+bool needs_attention(std::string_view operation);
+bool needs_indexer(std::string_view operation);
+
+/// "" or why the operation does not run on this workload.
+std::string refusal(std::string_view operation, const Workload& workload);
+
+/// The workload must outlive the result. `runtime` makes what the operation needs beforehand (the
+/// forward's results for the backward).
+Operation make_operation(std::string_view name, const Workload& workload, const Runtime& runtime);
+
+}  // namespace flashdsa::tools

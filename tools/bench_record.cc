@@ -1,0 +1,197 @@
+#include "tools/bench_record.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+
+#include "flashdsa/error.h"
+#include "tools/report.h"
+
+namespace flashdsa::tools {
+namespace {
+
+// Value of a line "name : value" of /proc/cpuinfo.
+std::string cpuinfo(const std::string& name) {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    const std::size_t colon = line.find(':');
+    if (!line.starts_with(name) || colon == std::string::npos) continue;
+    const std::size_t begin = line.find_first_not_of(" \t", colon + 1);
+    return begin == std::string::npos ? "" : line.substr(begin);
+  }
+  return "";
+}
+
+std::ofstream open_appending(const std::string& path) {
+  std::ofstream file(path, std::ios::app | std::ios::binary);
+  if (!file) {
+    throw Error(ErrorCode::kValue, fmt::format("bench: {} must be a file that can be appended to, "
+                                               "got: {}",
+                                               path, std::strerror(errno)));
+  }
+  return file;
+}
+
+void close_checked(std::ofstream& file, const std::string& path) {
+  file.close();
+  if (!file) {
+    throw Error(ErrorCode::kValue,
+                fmt::format("bench: {} could not be written: {}", path, std::strerror(errno)));
+  }
+}
+
+std::string csv_cell(const nlohmann::ordered_json& value) {
+  if (value.is_null()) return "";
+  if (!value.is_string()) return value.dump();
+  std::string quoted = "\"";
+  for (const char c : value.get<std::string>()) {
+    quoted += c;
+    if (c == '"') quoted += '"';
+  }
+  return quoted + "\"";
+}
+
+std::string csv_line(const std::vector<std::string>& cells) {
+  std::string line;
+  for (const std::string& cell : cells) line += fmt::format("{}{}", line.empty() ? "" : ",", cell);
+  return line + "\n";
+}
+
+bool same_work(const BenchRecord& a, const BenchRecord& b) {
+  return a.op == b.op && a.workload == b.workload && a.t_q == b.t_q;
+}
+
+}  // namespace
+
+BenchContext describe_run(const std::string& commit, const std::string& command) {
+  BenchContext context;
+  context.device = cpuinfo("model name");
+  if (context.device.empty()) context.device = "unknown CPU";
+  context.device += fmt::format(", {} threads", hardware_threads());
+  context.clock = cpuinfo("cpu MHz");
+  context.clock = context.clock.empty() ? "unknown" : context.clock + " MHz";
+  context.build = fmt::format("{} ({})", version(), build_description());
+  context.commit = commit;
+  context.command = command;
+  return context;
+}
+
+nlohmann::ordered_json to_json(const BenchRecord& record, const BenchContext& context) {
+  nlohmann::ordered_json json = {
+      {"op", record.op},
+      {"backend", record.backend},
+      {"simd", record.simd},
+      {"workload", record.workload},
+      {"shape", record.shape},
+      {"heads", record.heads},
+      {"index_heads", record.index_heads},
+      {"t_q", record.t_q},
+      {"t_k", record.t_k},
+      {"topk", record.topk},
+      {"head_dim", record.head_dim},
+      {"threads", record.threads},
+      {"seed", record.seed},
+      {"regime", "warm"},
+      {"l2", "warm"},
+      {"simulated", false},
+      {"samples", record.samples},
+      {"median_ms", record.median_ms},
+      {"p10_ms", record.p10_ms},
+      {"p90_ms", record.p90_ms},
+      {"tflops", nullptr},
+      {"bytes_per_s", record.bytes / record.median_ms * 1e3},
+      {"peak_tflops", record.peak_gflops / 1e3},
+      {"ceiling_share", nullptr},
+      {"scratch_bytes", record.scratch_bytes},
+      {"overlap", nullptr},
+      {"error", record.error.text()},
+      {"device", context.device},
+      {"clock", context.clock},
+      {"build", context.build},
+      {"commit", context.commit},
+      {"command", context.command},
+  };
+  if (record.flop > 0) {
+    json["tflops"] = record.gflops() / 1e3;
+    json["ceiling_share"] = record.ceiling_share();
+  }
+  if (record.overlap) json["overlap"] = *record.overlap;
+  return json;
+}
+
+std::string to_table(const std::vector<BenchRecord>& records) {
+  std::vector<std::vector<std::string>> rows = {
+      {"op", "backend", "workload", "shape", "T_q", "T_k", "H", "threads", "n", "median", "p10",
+       "p90", "GFLOP/s", "peak", "GB/s", "scratch", "error / bound"}};
+  for (const BenchRecord& r : records) {
+    const bool counted = r.flop > 0;
+    rows.push_back(
+        {r.op, r.backend, r.workload, r.shape, fmt::format("{}", r.t_q), fmt::format("{}", r.t_k),
+         fmt::format("{}", r.heads), fmt::format("{}", r.threads), fmt::format("{}", r.samples),
+         format_seconds(r.median_ms / 1e3), format_seconds(r.p10_ms / 1e3),
+         format_seconds(r.p90_ms / 1e3), counted ? fmt::format("{:.1f}", r.gflops()) : "-",
+         counted ? fmt::format("{:.1f} %", 100 * r.ceiling_share()) : "-",
+         fmt::format("{:.2f}", r.bytes / r.median_ms / 1e6),
+         format_bytes(static_cast<double>(r.scratch_bytes)), r.error.text()});
+  }
+  return format_table(rows);
+}
+
+std::string to_scaling_table(const std::vector<BenchRecord>& records) {
+  std::vector<std::vector<std::string>> rows = {
+      {"op", "workload", "threads", "speed-up", "products alone", "share of it"}};
+  for (const BenchRecord& record : records) {
+    const auto first = std::find_if(records.begin(), records.end(), [&](const BenchRecord& other) {
+      return same_work(other, record);
+    });
+    if (record.threads == first->threads) continue;
+    const double speedup = first->median_ms / record.median_ms;
+    const double products = record.peak_gflops / first->peak_gflops;
+    rows.push_back({record.op, record.workload,
+                    fmt::format("{} -> {}", first->threads, record.threads),
+                    fmt::format("{:.2f}", speedup), fmt::format("{:.2f}", products),
+                    fmt::format("{:.0f} %", 100 * speedup / products)});
+  }
+  return rows.size() == 1 ? "" : format_table(rows);
+}
+
+void check_appendable(const std::string& path) { open_appending(path); }
+
+void append_json_lines(const std::string& path, const std::vector<BenchRecord>& records,
+                       const BenchContext& context) {
+  std::ofstream file = open_appending(path);
+  for (const BenchRecord& record : records) file << to_json(record, context).dump() << '\n';
+  close_checked(file, path);
+}
+
+void append_csv(const std::string& path, const std::vector<BenchRecord>& records,
+                const BenchContext& context) {
+  std::ofstream file = open_appending(path);
+  file.seekp(0, std::ios::end);
+  bool needs_header = file.tellp() == std::streampos(0);
+  for (const BenchRecord& record : records) {
+    std::vector<std::string> names, cells;
+    const auto json = to_json(record, context);
+    for (const auto& [name, value] : json.items()) {
+      names.push_back(name);
+      cells.push_back(csv_cell(value));
+    }
+    if (needs_header) file << csv_line(names);
+    needs_header = false;
+    file << csv_line(cells);
+  }
+  close_checked(file, path);
+}
+
+double quantile(const std::vector<double>& sorted, double share) {
+  const double place = share * static_cast<double>(sorted.size() - 1);
+  const auto below = static_cast<std::size_t>(place);
+  const std::size_t above = std::min(below + 1, sorted.size() - 1);
+  return std::lerp(sorted[below], sorted[above], place - static_cast<double>(below));
+}
+
+}  // namespace flashdsa::tools
