@@ -1,6 +1,6 @@
-// The plain products of the CPU backend by oneDNN and by our own kernel: which library should do the
-// matrix work. One independent product per thread; items are FLOP, so items_per_second is FLOP/s.
-// The figures stand in docs/benchmarks.md.
+// The plain products of the CPU backend by oneDNN and by our own kernel: which library should do
+// the matrix work. One independent product per thread; items are FLOP, so items_per_second is
+// FLOP/s. The figures stand in docs/benchmarks.md.
 
 #include <benchmark/benchmark.h>
 #include <omp.h>
@@ -22,8 +22,8 @@ struct Product {
   double flop() const { return 2.0 * static_cast<double>(m) * static_cast<double>(n * k); }
 };
 
-constexpr Product kScores = {64, 2048, 576, true};    // query heads times gathered keys
-constexpr Product kValues = {64, 512, 2048, false};   // probabilities times values
+constexpr Product kScores = {64, 2048, 576, true};     // query heads times gathered keys
+constexpr Product kValues = {64, 512, 2048, false};    // probabilities times values
 constexpr Product kIndexer = {4096, 2048, 128, true};  // indexer heads of many rows times keys
 
 void report(benchmark::State& state, const Product& product) {
@@ -48,17 +48,17 @@ void one_dnn(benchmark::State& state, Product product, dnnl::memory::data_type t
   const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
   dnnl::stream stream(engine);
   const memory::desc a({product.m, product.k}, type, memory::dims{product.k, 1});
-  const memory::desc b({product.k, product.n}, type,
-                       product.b_transposed ? memory::dims{1, product.k}
-                                            : memory::dims{product.n, 1});
-  const memory::desc c({product.m, product.n}, memory::data_type::f32,
-                       memory::dims{product.n, 1});
+  const memory::desc b(
+      {product.k, product.n}, type,
+      product.b_transposed ? memory::dims{1, product.k} : memory::dims{product.n, 1});
+  const memory::desc c({product.m, product.n}, memory::data_type::f32, memory::dims{product.n, 1});
   memory left(a, engine), right(b, engine), result(c, engine);
   std::fill_n(static_cast<std::byte*>(left.get_data_handle()), a.get_size(), std::byte{0x3C});
   std::fill_n(static_cast<std::byte*>(right.get_data_handle()), b.get_size(), std::byte{0x3C});
   const dnnl::matmul matmul(describe(engine, a, b, c));
   for (auto _ : state) {
-    matmul.execute(stream, {{DNNL_ARG_SRC, left}, {DNNL_ARG_WEIGHTS, right}, {DNNL_ARG_DST, result}});
+    matmul.execute(stream,
+                   {{DNNL_ARG_SRC, left}, {DNNL_ARG_WEIGHTS, right}, {DNNL_ARG_DST, result}});
     stream.wait();
   }
   report(state, product);

@@ -3,7 +3,7 @@
 # system's licence texts are packed into documents, metadata, selection and attention run on them,
 # and the results are verified against the float64 reference.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd -P "$(dirname "$0")/.."
 source scripts/common.sh
 
 scripts/setup.sh

@@ -3,7 +3,7 @@
 # under the sanitizers, and the CUDA build where there is a CUDA compiler. The last line counts the
 # tests of all runs.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd -P "$(dirname "$0")/.."
 source scripts/common.sh
 
 suites=core,metadata,selection,indexer,attention,conformance,cli,support
@@ -23,12 +23,19 @@ check() {
   fi
 }
 
-tracked_cpp() {
-  git -c safe.directory="$PWD" ls-files -z '*.h' '*.cc' '*.cuh' '*.cu'
-}
-
 check_format() {
-  tracked_cpp | xargs -0 -r clang-format-19 --style=file --dry-run -Werror
+  local files file status=0
+  mapfile -d '' files < <(git -c safe.directory="$PWD" ls-files -z '*.h' '*.cc' '*.cuh' '*.cu')
+  if [ ${#files[@]} -eq 0 ]; then
+    echo "expected C++ files under version control, got none"
+    return 1
+  fi
+  for file in "${files[@]}"; do
+    clang-format-19 --style=file "$file" | cmp -s - "$file" && continue
+    echo "not as clang-format-19 -i leaves it: $file"
+    status=1
+  done
+  return "$status"
 }
 
 # clang-tidy over what the cpu preset compiles of the library and the command, but for the one file

@@ -176,6 +176,7 @@ class AttentionVerifier {
     Runtime reference = runtime_;
     reference.backend = Backend::kReference;
     reference.progress = nullptr;
+    reference.usage = nullptr;
     const auto keys = static_cast<std::int64_t>(block.keys.size());
     const auto view = [](std::vector<double>& values, std::initializer_list<std::int64_t> shape) {
       return TensorView::contiguous(values.data(), DType::kFloat64, shape);

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 
@@ -65,21 +66,34 @@ void verified_attention(const Input& input, Selection selection, std::optional<D
   describe_attention(report, tensors);
 }
 
+// What the tensors of IN allow.
+struct Work {
+  bool selection = false;
+  bool attention = false;
+};
+
+Work find_work(const Input& input) {
+  const auto has_all = [&](std::initializer_list<std::string_view> names) {
+    return std::all_of(names.begin(), names.end(), [&](auto name) { return input.has(name); });
+  };
+  Work work;
+  work.selection = has_all({"cu_seqlens", "index_q", "index_k", "head_weights"});
+  work.attention = has_all({"q", "kv"}) && (work.selection || input.has("topk_indices"));
+  if (work.selection || work.attention) return work;
+  if (input.has("index_q")) input.require({"cu_seqlens", "index_k", "head_weights"});
+  if (input.has("q")) input.require({"kv", "topk_indices"});
+  throw Error(ErrorCode::kValue,
+              fmt::format("verify: IN must hold index_q, index_k, head_weights and cu_seqlens, or "
+                          "q, kv and topk_indices, {} has too few of them",
+                          input.reader().path()));
+}
+
 void execute(Options& options, int& exit_code) {
   Runtime chosen = options.runtime.make();
   const auto grad_kv_dtype = parse_grad_kv_dtype(kName, options.grad_kv_dtype);
   const Input input(kName, options.in, options.scalars);
-  const bool has_indexer = input.has("index_q") || input.has("index_k");
-  const bool has_attention = input.has("q") || input.has("kv");
-  if (!has_indexer && !has_attention) {
-    throw Error(ErrorCode::kValue,
-                fmt::format("verify: IN must hold index_q, index_k and head_weights, or q and kv, "
-                            "{} has none of them",
-                            options.in));
-  }
-  if (has_attention) {
-    input.require({"q", "kv"});
-    if (!has_indexer) input.require({"topk_indices"});
+  const Work work = find_work(input);
+  if (work.attention) {
     read_softmax_scale(input);
     chosen.mode = read_mode(input);
   }
@@ -87,8 +101,8 @@ void execute(Options& options, int& exit_code) {
   Report report(kName);
   ErrorTable table;
   Selection selection;
-  if (has_indexer) selection = verified_selection(input, stages, report, table);
-  if (has_attention) {
+  if (work.selection) selection = verified_selection(input, stages, report, table);
+  if (work.attention) {
     if (input.has("topk_indices")) selection = load_selection(input);
     verified_attention(input, std::move(selection), grad_kv_dtype, stages, report, table);
   }

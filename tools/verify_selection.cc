@@ -99,6 +99,7 @@ class SelectionVerifier {
     Runtime reference = runtime_;
     reference.backend = Backend::kReference;
     reference.progress = nullptr;
+    reference.usage = nullptr;
     indexer_topk(args, reference);
     return best;
   }

@@ -79,7 +79,8 @@ struct Runtime {
   bool check = false;  ///< report bad tensor data (SPEC section 7) as Error(kData) with the row
   std::size_t scratch_budget_bytes = std::size_t{256}
                                      << 20;  ///< upper bound of the indexer's scratch
-  Allocator* allocator = nullptr;            ///< null: host memory, or the stream-ordered memory of the device
+  Allocator* allocator =
+      nullptr;  ///< null: host memory, or the stream-ordered memory of the device
   Stream stream;
   Progress* progress = nullptr;  ///< null: not reported
   Usage* usage = nullptr;        ///< null: not reported
@@ -102,8 +103,8 @@ FLASHDSA_API std::vector<SimdTarget> simd_targets();
 FLASHDSA_API int hardware_threads() noexcept;
 
 /// A contiguous copy of a contiguous tensor on `device`, in memory of its own. The copy is complete
-/// when the call returns. Throws Error(kValue) for a strided tensor, Error(kMemory), Error(kDevice),
-/// or Error(kUnavailable) when a side is a CUDA device and the build has no CUDA.
+/// when the call returns. Throws Error(kValue) for a strided tensor, Error(kMemory),
+/// Error(kDevice), or Error(kUnavailable) when a side is a CUDA device and the build has no CUDA.
 FLASHDSA_API Tensor copy_to(const TensorView& view, Device device, const Runtime& runtime = {});
 
 /// "0.1.0"

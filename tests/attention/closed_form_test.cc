@@ -61,8 +61,7 @@ TEST_P(Attention, OneKeyGivesItsValue) {
   for (const std::int64_t dim : {512, 576}) {
     const AttentionProblem problem =
         random_attention({.t_q = 4, .t_k = 9, .heads = 5, .topk = 7, .head_dim = dim}, 11);
-    expect_one_key_formula(
-        problem, [](std::int64_t t) { return 2 * t; }, runtime());
+    expect_one_key_formula(problem, [](std::int64_t t) { return 2 * t; }, runtime());
   }
 }
 
@@ -70,8 +69,7 @@ TEST_P(Attention, RowsOfOneTileUseTheirOwnKeys) {
   for (const std::int64_t heads : {8, 16, 32}) {
     const AttentionProblem problem =
         random_attention({.t_q = 2, .t_k = 2, .heads = heads, .topk = 4}, 12);
-    expect_one_key_formula(
-        problem, [](std::int64_t t) { return t; }, runtime());
+    expect_one_key_formula(problem, [](std::int64_t t) { return t; }, runtime());
   }
 }
 

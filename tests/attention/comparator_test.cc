@@ -163,12 +163,12 @@ class JudgeSees : public ::testing::Test {
     right_ = run_attention(problem_, reference_runtime());
   }
 
-  void expect_seen(HostTensor AttentionResult::*tensor, std::int64_t place, double value) const {
+  void expect_seen(HostTensor AttentionResult::* tensor, std::int64_t place, double value) const {
     AttentionResult wrong = right_;
     (wrong.*tensor).set(place, value);
     EXPECT_FALSE(within_spec(problem_, wrong));
   }
-  void expect_scaling_seen(HostTensor AttentionResult::*tensor) const {
+  void expect_scaling_seen(HostTensor AttentionResult::* tensor) const {
     AttentionResult wrong = right_;
     HostTensor& values = wrong.*tensor;
     for (std::int64_t i = 0; i < values.elements(); ++i) values.set(i, 1.1 * values.get(i));

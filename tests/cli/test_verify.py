@@ -86,6 +86,17 @@ class Verify(CommandTest):
         self.write(st.File({"cu_seqlens": file.tensors["cu_seqlens"]}, {"cu_seqlens": "I32"}))
         self.assert_fails(2, ["index_q", "kv"], "verify", self.source)
 
+    def test_what_cannot_be_run_is_left_out(self):
+        file = small_problem()
+        del file.tensors["head_weights"]
+        file.put("topk_indices", "I32", np.zeros((12, 1, 1)))
+        self.write(file)
+        report = json.loads(self.assert_succeeds("verify", self.source, "--json").stdout)
+        self.assertEqual(list(report["seconds"]), ["forward", "backward", "verify attention"])
+        del file.tensors["topk_indices"]
+        self.write(file)
+        self.assert_fails(2, "head_weights", "verify", self.source)
+
     def test_second_file_is_refused(self):
         self.write(small_problem())
         self.assert_fails(2, "other", "verify", self.source, self.folder / "other")

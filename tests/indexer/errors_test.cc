@@ -79,35 +79,17 @@ std::vector<Refusal> refusals() {
   return {
       {"QInFloat32", [](Args& a) { a.index_q = with_dtype(a.index_q, DType::kFloat32); }, kType,
        q + "float32 [3, 2, 128]"},
-      {"QOfRank2",
-       [](Args& a) {
-         a.index_q = with_shape(a.index_q, {6, 128});
-       },
-       kValue, q + "bfloat16 [6, 128]"},
-      {"QOf65Heads",
-       [](Args& a) {
-         a.index_q = with_shape(a.index_q, {3, 65, 128});
-       },
-       kValue, q + "bfloat16 [3, 65, 128]"},
-      {"QWithoutHeads",
-       [](Args& a) {
-         a.index_q = with_shape(a.index_q, {3, 0, 128});
-       },
-       kValue, q + "bfloat16 [3, 0, 128]"},
-      {"QOf64Channels",
-       [](Args& a) {
-         a.index_q = with_shape(a.index_q, {3, 4, 64});
-       },
-       kValue, q + "bfloat16 [3, 4, 64]"},
-      {"QWithStridedChannels",
-       [](Args& a) {
-         a.index_q = with_strides(a.index_q, {512, 256, 2});
-       },
+      {"QOfRank2", [](Args& a) { a.index_q = with_shape(a.index_q, {6, 128}); }, kValue,
+       q + "bfloat16 [6, 128]"},
+      {"QOf65Heads", [](Args& a) { a.index_q = with_shape(a.index_q, {3, 65, 128}); }, kValue,
+       q + "bfloat16 [3, 65, 128]"},
+      {"QWithoutHeads", [](Args& a) { a.index_q = with_shape(a.index_q, {3, 0, 128}); }, kValue,
+       q + "bfloat16 [3, 0, 128]"},
+      {"QOf64Channels", [](Args& a) { a.index_q = with_shape(a.index_q, {3, 4, 64}); }, kValue,
+       q + "bfloat16 [3, 4, 64]"},
+      {"QWithStridedChannels", [](Args& a) { a.index_q = with_strides(a.index_q, {512, 256, 2}); },
        kValue, "index_q" + layout + "bfloat16 [3, 2, 128] with strides [512, 256, 2]"},
-      {"QWithNegativeStride",
-       [](Args& a) {
-         a.index_q = with_strides(a.index_q, {256, -128, 1});
-       },
+      {"QWithNegativeStride", [](Args& a) { a.index_q = with_strides(a.index_q, {256, -128, 1}); },
        kValue, "index_q" + layout + "bfloat16 [3, 2, 128] with strides [256, -128, 1]"},
       {"NullQ", [](Args& a) { a.index_q = null(a.index_q); }, kValue,
        "index_q must point to 768 elements, got a null pointer"},
@@ -116,35 +98,20 @@ std::vector<Refusal> refusals() {
       {"KInFloat64BesideBFloat16",
        [](Args& a) { a.index_k = with_dtype(a.index_k, DType::kFloat64); }, kType,
        k + "float64 [10, 128]"},
-      {"KOfRank3",
-       [](Args& a) {
-         a.index_k = with_shape(a.index_k, {10, 1, 128});
-       },
-       kValue, k + "bfloat16 [10, 1, 128]"},
-      {"KOfTooManyRows",
-       [](Args& a) {
-         a.index_k = with_shape(a.index_k, {2147483647, 128});
-       },
+      {"KOfRank3", [](Args& a) { a.index_k = with_shape(a.index_k, {10, 1, 128}); }, kValue,
+       k + "bfloat16 [10, 1, 128]"},
+      {"KOfTooManyRows", [](Args& a) { a.index_k = with_shape(a.index_k, {2147483647, 128}); },
        kValue, k + "bfloat16 [2147483647, 128]"},
       {"NullK", [](Args& a) { a.index_k = null(a.index_k); }, kValue,
        "index_k must point to 1280 elements, got a null pointer"},
-      {"KOnAnotherDevice",
-       [](Args& a) {
-         a.index_k.device = {DeviceKind::kCuda, 0};
-       },
-       kValue, "index_k must be on cpu as index_q is, got cuda:0"},
+      {"KOnAnotherDevice", [](Args& a) { a.index_k.device = {DeviceKind::kCuda, 0}; }, kValue,
+       "index_k must be on cpu as index_q is, got cuda:0"},
       {"WeightsInFloat64",
        [](Args& a) { a.head_weights = with_dtype(a.head_weights, DType::kFloat64); }, kType,
        weights + "float64 [3, 2]"},
-      {"WeightsOfOtherHeads",
-       [](Args& a) {
-         a.head_weights = with_shape(a.head_weights, {3, 1});
-       },
+      {"WeightsOfOtherHeads", [](Args& a) { a.head_weights = with_shape(a.head_weights, {3, 1}); },
        kValue, weights + "float32 [3, 1]"},
-      {"WeightsTransposed",
-       [](Args& a) {
-         a.head_weights = with_strides(a.head_weights, {1, 3});
-       },
+      {"WeightsTransposed", [](Args& a) { a.head_weights = with_strides(a.head_weights, {1, 3}); },
        kValue, "head_weights" + layout + "float32 [3, 2] with strides [1, 3]"},
       {"StartsInInt64", [](Args& a) { a.starts = with_dtype(a.starts, DType::kInt64); }, kType,
        "starts must be int32 [T_q] = [3], got int64 [3]"},
@@ -164,26 +131,15 @@ std::vector<Refusal> refusals() {
       {"TopkIndicesInInt64",
        [](Args& a) { a.topk_indices = with_dtype(a.topk_indices, DType::kInt64); }, kType,
        indices + "int64 [3, 1, 4]"},
-      {"TopkIndicesOfRank2",
-       [](Args& a) {
-         a.topk_indices = with_shape(a.topk_indices, {3, 4});
-       },
+      {"TopkIndicesOfRank2", [](Args& a) { a.topk_indices = with_shape(a.topk_indices, {3, 4}); },
        kValue, indices + "int32 [3, 4]"},
-      {"WidthOf0",
-       [](Args& a) {
-         a.topk_indices = with_shape(a.topk_indices, {3, 1, 0});
-       },
-       kValue, indices + "int32 [3, 1, 0]"},
-      {"WidthOf2049",
-       [](Args& a) {
-         a.topk_indices = with_shape(a.topk_indices, {3, 1, 2049});
-       },
+      {"WidthOf0", [](Args& a) { a.topk_indices = with_shape(a.topk_indices, {3, 1, 0}); }, kValue,
+       indices + "int32 [3, 1, 0]"},
+      {"WidthOf2049", [](Args& a) { a.topk_indices = with_shape(a.topk_indices, {3, 1, 2049}); },
        kValue, indices + "int32 [3, 1, 2049]"},
       {"StridedTopkIndices",
-       [](Args& a) {
-         a.topk_indices = with_strides(a.topk_indices, {8, 4, 1});
-       },
-       kValue, "topk_indices must be contiguous, got int32 [3, 1, 4] with strides [8, 4, 1]"},
+       [](Args& a) { a.topk_indices = with_strides(a.topk_indices, {8, 4, 1}); }, kValue,
+       "topk_indices must be contiguous, got int32 [3, 1, 4] with strides [8, 4, 1]"},
       {"NullTopkIndices", [](Args& a) { a.topk_indices = null(a.topk_indices); }, kValue,
        "topk_indices must point to 12 elements, got a null pointer"},
       {"TopkLengthInInt64",
@@ -192,10 +148,7 @@ std::vector<Refusal> refusals() {
       {"TopkScoresInBFloat16",
        [](Args& a) { a.topk_scores = with_dtype(*a.topk_scores, DType::kBFloat16); }, kType,
        "topk_scores must be float32 [T_q, K] = [3, 4], got bfloat16 [3, 4]"},
-      {"TopkScoresOfRank3",
-       [](Args& a) {
-         a.topk_scores = with_shape(*a.topk_scores, {3, 1, 4});
-       },
+      {"TopkScoresOfRank3", [](Args& a) { a.topk_scores = with_shape(*a.topk_scores, {3, 1, 4}); },
        kValue, "topk_scores must be float32 [T_q, K] = [3, 4], got float32 [3, 1, 4]"},
       {"TopkScoresOverTopkIndices", [](Args& a) { a.topk_scores->data = a.topk_indices.data; },
        kValue, "topk_indices must not overlap topk_scores, got memory that both use"},

@@ -59,8 +59,6 @@ EXCEPTIONS = {
     ("src/core/parallel.cc", "omp.h"): "the one place that asks OpenMP for a thread's number",
     ("src/core/runtime.cc", "sched.h"): "the CPUs that the process may use",
     ("tools/bench_peak.cc", "attention/cpu/select_kernels.h"): "times the kernels' own product",
-    ("tools/bench_peak.cc", "core/parallel.h"): "likewise, on the backend's threads",
-    ("tools/bench_peak.cc", "core/scratch.h"): "likewise, in the backend's scratch",
     ("bench/products.cc", "attention/cpu/select_kernels.h"): "our product beside oneDNN's",
     ("bench/products.cc", "core/scratch.h"): "likewise, in the backend's scratch",
     ("bench/products.cc", "omp.h"): "one thread for each of oneDNN's products",

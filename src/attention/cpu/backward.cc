@@ -100,9 +100,19 @@ float whole_lse(float lse, float sink) {
   return static_cast<float>(top + std::log1p(std::exp(std::min(a, b) - top)));
 }
 
+// A thread's numbers of one row's heads.
+struct HeadScratch {
+  float* lse;  // of the whole denominator
+  float* key_mass;
+  float* grad_dot_out;
+
+  HeadScratch(void* memory, std::int64_t heads)
+      : lse(static_cast<float*>(memory)), key_mass(lse + heads), grad_dot_out(key_mass + heads) {}
+};
+
 // Phase 1 of row t.
-void first_phase(const Plan& plan, std::int64_t t, const ChunkRow& chunk, float* lse,
-                 float* grad_dot_out, void* scratch) {
+void first_phase(const Plan& plan, std::int64_t t, const ChunkRow& chunk, const HeadScratch& head,
+                 void* scratch) {
   const BackwardParams& p = plan.params;
   const std::int64_t heads = p.heads;
   auto* grad_q = static_cast<std::uint16_t*>(p.grad_q) + t * heads * p.head_dim;
@@ -116,7 +126,8 @@ void first_phase(const Plan& plan, std::int64_t t, const ChunkRow& chunk, float*
   const float* sink = static_cast<const float*>(p.attn_sink);
   const float* row_lse = static_cast<const float*>(p.lse) + t * p.lse_row_stride;
   for (std::int64_t h = 0; h < heads; ++h) {
-    lse[h] = sink == nullptr ? row_lse[h] : whole_lse(row_lse[h], sink[h]);
+    head.lse[h] = sink == nullptr ? row_lse[h] : whole_lse(row_lse[h], sink[h]);
+    head.key_mass[h] = sink == nullptr ? 1.0f : std::exp(row_lse[h] - head.lse[h]);
   }
   BackwardRow row;
   row.q = static_cast<const std::uint16_t*>(p.q) + t * p.q_row_stride;
@@ -129,9 +140,10 @@ void first_phase(const Plan& plan, std::int64_t t, const ChunkRow& chunk, float*
   row.out_head_stride = p.out_head_stride;
   row.grad_out = static_cast<const std::uint16_t*>(p.grad_out) + t * p.grad_out_row_stride;
   row.grad_out_head_stride = p.grad_out_head_stride;
-  row.lse = lse;
+  row.lse = head.lse;
+  row.key_mass = head.key_mass;
   row.grad_q = grad_q;
-  row.grad_dot_out = grad_dot_out;
+  row.grad_dot_out = head.grad_dot_out;
   row.p = chunk.p;
   row.ds = chunk.ds;
   row.q_pairs = chunk.q_pairs;
@@ -139,7 +151,8 @@ void first_phase(const Plan& plan, std::int64_t t, const ChunkRow& chunk, float*
   plan.kernels.backward_row(plan.sizes, row, scratch);
   for (std::int64_t h = 0; h < heads && sink != nullptr; ++h) {
     const bool takes_all = sink[h] == std::numeric_limits<float>::infinity();
-    chunk.sink_terms[h] = (takes_all ? 1.0f : std::exp(sink[h] - lse[h])) * grad_dot_out[h];
+    chunk.sink_terms[h] =
+        (takes_all ? 1.0f : std::exp(sink[h] - head.lse[h])) * head.grad_dot_out[h];
   }
 }
 
@@ -193,7 +206,7 @@ void backward(const BackwardParams& params, const Runtime& runtime) {
   core::Scratch chunk_memory(runtime, static_cast<std::size_t>(chunk_rows * row_bytes));
   core::WorkerScratch worker_memory(runtime, core::thread_count(runtime, chunk_rows),
                                     plan.kernels.backward_scratch_bytes(plan.sizes),
-                                    2 * heads * sizeof(float));
+                                    3 * heads * sizeof(float));
   // An FP32 grad_kv is its own accumulator when it is aligned as the kernels want it.
   const std::size_t accumulator_bytes =
       static_cast<std::size_t>(params.t_k * params.head_dim) * sizeof(float);
@@ -213,8 +226,8 @@ void backward(const BackwardParams& params, const Runtime& runtime) {
   for (std::int64_t first = 0; first < params.t_q; first += chunk_rows) {
     const std::int64_t count = std::min(chunk_rows, params.t_q - first);
     core::parallel_for(plan.threads, count, [&](std::int64_t i, int worker) {
-      auto* lse = static_cast<float*>(worker_memory.second(worker));
-      first_phase(plan, first + i, rows[static_cast<std::size_t>(i)], lse, lse + heads,
+      first_phase(plan, first + i, rows[static_cast<std::size_t>(i)],
+                  HeadScratch(worker_memory.second(worker), params.heads),
                   worker_memory.first(worker));
     });
     core::parallel_for(plan.threads, plan.segments, [&](std::int64_t segment, int) {

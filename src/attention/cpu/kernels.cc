@@ -18,8 +18,8 @@
 //
 // Two tiles do all the arithmetic: ScoreTile (lanes are heads, key words are broadcast) and
 // PairTile (lanes are channels, weight words are broadcast). Each result is a fixed order of FP32
-// sums over the contracted axis, whatever the tile around it: a row's bits depend on nothing but the
-// row.
+// sums over the contracted axis, whatever the tile around it: a row's bits depend on nothing but
+// the row.
 //
 // Rounded to BF16: P and dS as operands, and the outputs. All else is FP32.
 
@@ -174,9 +174,9 @@ HWY_INLINE void ScoreTile(const std::uint32_t* HWY_RESTRICT q_words,
   }
 }
 
-// One panel of heads. Channels are taken in chunks whose partial sums are then added: a chunk of the
-// panel stays in first-level cache for all keys, and a large first channel does not cost every later
-// addition its low bits.
+// One panel of heads. Channels are taken in chunks whose partial sums are then added: a chunk of
+// the panel stays in first-level cache for all keys, and a large first channel does not cost every
+// later addition its low bits.
 template <int kVectors>
 void ScorePanel(const std::uint32_t* q_words, const std::uint16_t* keys, std::int64_t key_stride,
                 int count, int channels, float* scores, int scores_stride) {
@@ -252,16 +252,17 @@ void AccumulateTile(const std::uint32_t* weights, int weights_stride, const std:
   }
 }
 
-// acc [heads, channels] = acc * rescale[head] + weights^T . pairs over `depth` pairs of keys.
+// acc [heads, end - begin] = acc * rescale[head] + weights^T . pairs over `depth` pairs of keys,
+// for the channels [begin, end) of pairs.
 void AccumulateHeads(const std::uint32_t* weights, int padded_heads, int heads,
-                     const std::uint32_t* pairs, int depth, int channels, const float* rescale,
-                     float* acc) {
-  for (int c = 0; c < channels; c += kPairPanel) {
-    const std::uint32_t* panel = pairs + c * depth;
+                     const std::uint32_t* pairs, int depth, int begin, int end,
+                     const float* rescale, float* acc) {
+  const int width = end - begin;
+  for (int c = 0; c < width; c += kPairPanel) {
+    const std::uint32_t* panel = pairs + (begin + c) * depth;
     const auto tile = [&]<int kRows>(int h) {
       AccumulateTile<kRows>(weights + h, padded_heads, panel, depth,
-                            rescale == nullptr ? nullptr : rescale + h, acc + h * channels + c,
-                            channels);
+                            rescale == nullptr ? nullptr : rescale + h, acc + h * width + c, width);
     };
     int h = 0;
     for (; h + Tiles::kPairRows <= heads; h += Tiles::kPairRows) {
@@ -280,6 +281,15 @@ void PackWeights(const float* first, const float* second, int padded_heads, std:
     const Floats low = hn::Load(kFloat, first + h);
     const Floats high = second == nullptr ? hn::Zero(kFloat) : hn::Load(kFloat, second + h);
     hn::Store(RoundToPairs(low, high), kWord, words + h);
+  }
+}
+
+// Packs the weights [count, padded H] of a block.
+void PackBlockWeights(const float* rows, int count, int padded_heads, std::uint32_t* words) {
+  for (int k = 0; 2 * k < count; ++k) {
+    const float* first = rows + 2 * k * padded_heads;
+    PackWeights(first, 2 * k + 1 < count ? first + padded_heads : nullptr, padded_heads,
+                words + k * padded_heads);
   }
 }
 
@@ -394,12 +404,9 @@ void ForwardRowKernel(const Sizes& sizes, const ForwardRow& row, void* scratch) 
     Scores(s.q_words, padded, s.keys, sizes.head_dim, count, sizes.head_dim, s.logits);
     SoftmaxBlock(sizes, padded, count, s.logits, s.maximum, s.sum, s.rescale);
     const int depth = (count + 1) / 2;
-    for (int k = 0; k < depth; ++k) {
-      const float* p = s.logits + 2 * k * padded;
-      PackWeights(p, 2 * k + 1 < count ? p + padded : nullptr, padded, s.weights + k * padded);
-    }
+    PackBlockWeights(s.logits, count, padded, s.weights);
     PackRowPairs(s.keys, sizes.head_dim, count, kValueDim, s.pairs);
-    AccumulateHeads(s.weights, padded, sizes.heads, s.pairs, depth, kValueDim,
+    AccumulateHeads(s.weights, padded, sizes.heads, s.pairs, depth, 0, kValueDim,
                     first == 0 ? nullptr : s.rescale, s.acc);
   }
   FinishForward(sizes, row, s);
@@ -422,9 +429,13 @@ struct BackwardScratch {
   std::uint32_t* pairs;
   std::uint32_t* weights;
   float* acc;
+  float* rope_acc;  // [H, D - 512], P K on the channels that out does not have
   float* lse;
-  float* grad_dot_out;
-  float* ones;  // grad_q is never rescaled
+  float* grad_dot_out;  // of the BF16 out
+  float* p_sum;         // sum over keys of P
+  float* p_dp_sum;      // sum over keys of P dP
+  float* correction;    // what dS lacks, over P
+  float* ones;          // grad_q is never rescaled
 
   BackwardScratch(const Sizes& sizes, Pieces& pieces) {
     const int padded = PaddedHeads(sizes);
@@ -436,8 +447,12 @@ struct BackwardScratch {
     pairs = pieces.Take<std::uint32_t>(kBlockKeys / 2 * sizes.head_dim);
     weights = pieces.Take<std::uint32_t>(kBlockKeys / 2 * padded);
     acc = pieces.Take<float>(sizes.heads * sizes.head_dim);
+    rope_acc = pieces.Take<float>(sizes.heads * (sizes.head_dim - kValueDim));
     lse = pieces.Take<float>(padded);
     grad_dot_out = pieces.Take<float>(padded);
+    p_sum = pieces.Take<float>(padded);
+    p_dp_sum = pieces.Take<float>(padded);
+    correction = pieces.Take<float>(padded);
     ones = pieces.Take<float>(padded);
   }
 };
@@ -455,7 +470,7 @@ float GradDotOut(const std::uint16_t* grad_out, const std::uint16_t* out) {
 }
 
 // logits and dp [count, padded H]: raw dots in, P and dS out; also stored as BF16 rows of even H.
-// Lanes behind the last head become zero.
+// Lanes behind the last head become zero. Adds to p_sum and p_dp_sum.
 void WeightsBlock(const Sizes& sizes, int padded_heads, int count, const BackwardScratch& s,
                   std::uint16_t* p_rows, std::uint16_t* ds_rows) {
   const hn::Rebind<std::uint16_t, FloatTag> half_word;
@@ -467,13 +482,17 @@ void WeightsBlock(const Sizes& sizes, int padded_heads, int count, const Backwar
     const auto real = hn::FirstN(kFloat, static_cast<std::size_t>(heads));
     const Floats lse = hn::Load(kFloat, s.lse + h);
     const Floats d = hn::Load(kFloat, s.grad_dot_out + h);
+    Floats p_sum = hn::Load(kFloat, s.p_sum + h);
+    Floats p_dp_sum = hn::Load(kFloat, s.p_dp_sum + h);
     for (int j = 0; j < count; ++j) {
       float* logit_at = s.logits + j * padded_heads + h;
       float* dp_at = s.dp + j * padded_heads + h;
       const Floats logit = hn::Mul(scale, hn::Load(kFloat, logit_at));
       const Floats p = hn::IfThenElseZero(real, ExpOfAny(hn::Sub(logit, lse)));
-      const Floats ds =
-          hn::IfThenElseZero(real, hn::Mul(hn::Mul(p, hn::Sub(hn::Load(kFloat, dp_at), d)), scale));
+      const Floats dp = hn::Load(kFloat, dp_at);
+      const Floats ds = hn::IfThenElseZero(real, hn::Mul(hn::Mul(p, hn::Sub(dp, d)), scale));
+      p_sum = hn::Add(p_sum, p);
+      p_dp_sum = hn::MulAdd(p, dp, p_dp_sum);
       hn::Store(p, kFloat, logit_at);
       hn::Store(ds, kFloat, dp_at);
       const auto p_half = hn::TruncateTo(half_word, RoundToBf16(p));
@@ -490,6 +509,64 @@ void WeightsBlock(const Sizes& sizes, int padded_heads, int count, const Backwar
         p_rows[j * even + h + lane] = p_tail[lane];
         ds_rows[j * even + h + lane] = ds_tail[lane];
       }
+    }
+    hn::Store(p_sum, kFloat, s.p_sum + h);
+    hn::Store(p_dp_sum, kFloat, s.p_dp_sum + h);
+  }
+}
+
+// D taken from the BF16 `out` is off by its rounding, which shifts every dS of a head; where keys
+// cancel, that is more than what is left. The exact D is sum_j P dP, with P rescaled to the mass
+// that lse gives it. Sets correction = (D of out - exact D) * scale, so that dS + correction * P is
+// right, and row.grad_dot_out to the exact D.
+void FindCorrection(const Sizes& sizes, const BackwardRow& row, const BackwardScratch& s) {
+  for (int h = 0; h < sizes.heads; ++h) {
+    const float mass = row.key_mass[h];
+    const float exact = s.p_sum[h] > 0 ? s.p_dp_sum[h] * (mass / s.p_sum[h]) : s.p_dp_sum[h];
+    s.correction[h] = (s.grad_dot_out[h] - exact) * sizes.softmax_scale;
+    row.grad_dot_out[h] = exact;
+  }
+}
+
+// acc row of head h += correction * P K: the value channels of P K are out, the others rope_acc.
+void CorrectGradQ(const Sizes& sizes, const BackwardRow& row, int h, const BackwardScratch& s) {
+  const Floats by = hn::Set(kFloat, s.correction[h]);
+  float* acc = s.acc + h * sizes.head_dim;
+  const std::uint16_t* out = row.out + h * row.out_head_stride;
+  for (int c = 0; c < kValueDim; c += 2 * kLanes) {
+    const Words words = hn::LoadU(kWord, reinterpret_cast<const std::uint32_t*>(out + c));
+    float* even = acc + c;
+    float* odd = even + kLanes;
+    hn::Store(hn::MulAdd(by, LowFloats(words), hn::Load(kFloat, even)), kFloat, even);
+    hn::Store(hn::MulAdd(by, HighFloats(words), hn::Load(kFloat, odd)), kFloat, odd);
+  }
+  const float* rope = s.rope_acc + h * (sizes.head_dim - kValueDim);
+  for (int c = kValueDim; c < sizes.head_dim; c += kLanes) {
+    const Floats p_k = hn::Load(kFloat, rope + c - kValueDim);
+    hn::Store(hn::MulAdd(by, p_k, hn::Load(kFloat, acc + c)), kFloat, acc + c);
+  }
+}
+
+// The stored dS rows += correction * P.
+void CorrectWeights(const Sizes& sizes, const BackwardRow& row, const BackwardScratch& s) {
+  const hn::Rebind<std::uint16_t, FloatTag> half_word;
+  const int even = even_heads(sizes.heads);
+  for (int j = 0; j < row.key_count; ++j) {
+    const std::uint16_t* p = row.p + j * even;
+    std::uint16_t* ds = row.ds + j * even;
+    int h = 0;
+    for (; h + kLanes <= sizes.heads; h += kLanes) {
+      const Words p_words = hn::PromoteTo(kWord, hn::LoadU(half_word, p + h));
+      const Words ds_words = hn::PromoteTo(kWord, hn::LoadU(half_word, ds + h));
+      const Floats sum =
+          hn::MulAdd(hn::Load(kFloat, s.correction + h), LowFloats(p_words), LowFloats(ds_words));
+      hn::StoreU(hn::TruncateTo(half_word, RoundToBf16(sum)), half_word, ds + h);
+    }
+    for (; h < sizes.heads; ++h) {
+      const Floats sum =
+          hn::MulAdd(hn::Set(kFloat, s.correction[h]), LowFloats(hn::Set(kWord, p[h])),
+                     LowFloats(hn::Set(kWord, ds[h])));
+      ds[h] = static_cast<std::uint16_t>(hn::GetLane(RoundToBf16(sum)));
     }
   }
 }
@@ -510,7 +587,7 @@ void BackwardRowKernel(const Sizes& sizes, const BackwardRow& row, void* scratch
     s.grad_dot_out[h] = real ? GradDotOut(row.grad_out + h * row.grad_out_head_stride,
                                           row.out + h * row.out_head_stride)
                              : 0;
-    if (real) row.grad_dot_out[h] = s.grad_dot_out[h];
+    s.p_sum[h] = s.p_dp_sum[h] = 0;
   }
   for (int first = 0; first < row.key_count; first += kBlockKeys) {
     const int left = row.key_count - first;
@@ -520,15 +597,19 @@ void BackwardRowKernel(const Sizes& sizes, const BackwardRow& row, void* scratch
     Scores(s.grad_out_words, padded, s.keys, sizes.head_dim, count, kValueDim, s.dp);
     WeightsBlock(sizes, padded, count, s, row.p + first * even, row.ds + first * even);
     const int depth = (count + 1) / 2;
-    for (int k = 0; k < depth; ++k) {
-      const float* ds = s.dp + 2 * k * padded;
-      PackWeights(ds, 2 * k + 1 < count ? ds + padded : nullptr, padded, s.weights + k * padded);
-    }
     PackRowPairs(s.keys, sizes.head_dim, count, sizes.head_dim, s.pairs);
-    AccumulateHeads(s.weights, padded, sizes.heads, s.pairs, depth, sizes.head_dim,
-                    first == 0 ? nullptr : s.ones, s.acc);
+    const float* rescale = first == 0 ? nullptr : s.ones;
+    PackBlockWeights(s.dp, count, padded, s.weights);
+    AccumulateHeads(s.weights, padded, sizes.heads, s.pairs, depth, 0, sizes.head_dim, rescale,
+                    s.acc);
+    PackBlockWeights(s.logits, count, padded, s.weights);
+    AccumulateHeads(s.weights, padded, sizes.heads, s.pairs, depth, kValueDim, sizes.head_dim,
+                    rescale, s.rope_acc);
   }
+  FindCorrection(sizes, row, s);
+  CorrectWeights(sizes, row, s);
   for (int h = 0; h < sizes.heads; ++h) {
+    CorrectGradQ(sizes, row, h, s);
     StoreBf16(s.acc + h * sizes.head_dim, 1.0f, sizes.head_dim, row.grad_q + h * sizes.head_dim);
   }
 }

@@ -41,8 +41,9 @@ struct BackwardRow : RowInputs {
   const std::uint16_t* grad_out;  // [H, 512]
   std::int64_t grad_out_head_stride;
   const float* lse;        // [H], natural log of the softmax's whole denominator, sink included
+  const float* key_mass;   // [H], what the sink leaves of the probability: sum_j P
   std::uint16_t* grad_q;   // [H, D]
-  float* grad_dot_out;     // [H], D[t,h] = sum_c grad_out * out
+  float* grad_dot_out;     // [H], D[t,h] = sum_j P * dP, which is sum_c grad_out * out
   std::uint16_t* p;        // [key_count, even H], P in BF16
   std::uint16_t* ds;       // [key_count, even H], dS in BF16
   std::uint32_t* q_pairs;  // query row as the second phase's right operand

@@ -7,7 +7,6 @@
 // A row is read wholly before any of it is written, so it may be sorted in place.
 
 #include <cub/cub.cuh>
-
 #include <limits>
 
 #include "core/cuda/check.h"
@@ -45,10 +44,12 @@ __global__ void __launch_bounds__(kThreads) compact_kernel(CompactParams p) {
   }
 
   std::uint32_t out_of_order[kItems];
-  Adjacent(s.adjacent).SubtractLeft(
-      keys, out_of_order,
-      [](std::uint32_t mine, std::uint32_t left) -> std::uint32_t { return mine < left; });
-  bool disorder = threadIdx.x > 0 && out_of_order[0] != 0;  // the row's first slot has no left neighbour
+  Adjacent(s.adjacent)
+      .SubtractLeft(
+          keys, out_of_order,
+          [](std::uint32_t mine, std::uint32_t left) -> std::uint32_t { return mine < left; });
+  bool disorder =
+      threadIdx.x > 0 && out_of_order[0] != 0;  // the row's first slot has no left neighbour
 #pragma unroll
   for (int i = 1; i < kItems; ++i) disorder = disorder || out_of_order[i] != 0;
   if (__syncthreads_or(disorder)) {
@@ -58,8 +59,8 @@ __global__ void __launch_bounds__(kThreads) compact_kernel(CompactParams p) {
   for (int i = 0; i < kItems; ++i) {
     const int slot = static_cast<int>(threadIdx.x) * kItems + i;
     if (slot >= p.topk) continue;
-    to[slot] = keys[i] == static_cast<std::uint32_t>(kInvalid) ? -1
-                                                               : static_cast<std::int32_t>(keys[i]);
+    to[slot] =
+        keys[i] == static_cast<std::uint32_t>(kInvalid) ? -1 : static_cast<std::int32_t>(keys[i]);
   }
 
   __shared__ int s_valid;
