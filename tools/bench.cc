@@ -25,6 +25,10 @@
 #include "tools/synth_options.h"
 #include "tools/workloads.h"
 
+#ifndef FLASHDSA_COMMIT
+#define FLASHDSA_COMMIT "unknown"
+#endif
+
 namespace flashdsa::tools {
 namespace {
 
@@ -250,12 +254,13 @@ void execute(BenchArgs& args, const std::string& command_line, int& exit_code) {
   }
   if (!args.svg.empty()) OutputFile::check_writable(args.svg);
 
+  const BenchContext context = describe_run(args.commit, command_line);
   Bench bench(args, runtime);
   bench.measure_peaks();
-  const BenchContext context = describe_run(args.commit, command_line);
-  fmt::print("device   {}\nclock    {}\nbuild    {}, commit {}\ncommand  {}\npeak     {}\n\n",
-             context.device, context.clock, context.build, context.commit, context.command,
-             bench.peak_line());
+  fmt::print(
+      "device   {}\nclock    {}, load {:.2f}\nbuild    {}, commit {}\ncommand  {}\npeak     {}\n\n",
+      context.device, context.clock, context.load, context.build, context.commit, context.command,
+      bench.peak_line());
   flush_stdout();
   for (const std::string& name : args.workloads) bench.run_workload(name);
   if (bench.records().empty()) {

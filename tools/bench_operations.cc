@@ -136,11 +136,20 @@ Work backward_work(const Workload& workload, const ForwardOutputs& forward,
                                        &*workload.grad_out, &outputs.grad_q, &outputs.grad_kv})};
 }
 
+// Rows that select everything read nothing but their bounds.
 Work topk_work(const Workload& workload, const SelectionTensors& selection) {
   const auto index_heads = static_cast<double>(workload.shape.index_heads);
-  return {2 * index_heads * kIndexDim * static_cast<double>(count_scored_pairs(workload)),
-          bytes_of({&*workload.index_q, &*workload.index_k, &*workload.head_weights,
-                    &selection.topk_indices, &selection.topk_length})};
+  const auto lengths = workload.causal_lengths.span<std::int32_t>();
+  const auto scored_rows =
+      static_cast<double>(std::count_if(lengths.begin(), lengths.end(), [&](std::int32_t length) {
+        return length > workload.shape.topk;
+      }));
+  const double query_bytes = bytes_of({&*workload.index_q, &*workload.head_weights});
+  double bytes = bytes_of({&workload.starts, &workload.causal_lengths, &selection.topk_indices,
+                           &selection.topk_length});
+  bytes += query_bytes * scored_rows / static_cast<double>(workload.t_q);
+  if (scored_rows > 0) bytes += bytes_of({&*workload.index_k});
+  return {2 * index_heads * kIndexDim * static_cast<double>(count_scored_pairs(workload)), bytes};
 }
 
 Operation make_metadata(const Workload& workload) {

@@ -26,6 +26,12 @@ std::string cpuinfo(const std::string& name) {
   return "";
 }
 
+double load_average() {
+  double load = 0;
+  std::ifstream("/proc/loadavg") >> load;
+  return load;
+}
+
 std::ofstream open_appending(const std::string& path) {
   std::ofstream file(path, std::ios::app | std::ios::binary);
   if (!file) {
@@ -74,6 +80,7 @@ BenchContext describe_run(const std::string& commit, const std::string& command)
   context.device += fmt::format(", {} threads", hardware_threads());
   context.clock = cpuinfo("cpu MHz");
   context.clock = context.clock.empty() ? "unknown" : context.clock + " MHz";
+  context.load = load_average();
   context.build = fmt::format("{} ({})", version(), build_description());
   context.commit = commit;
   context.command = command;
@@ -111,6 +118,7 @@ nlohmann::ordered_json to_json(const BenchRecord& record, const BenchContext& co
       {"error", record.error.text()},
       {"device", context.device},
       {"clock", context.clock},
+      {"load", context.load},
       {"build", context.build},
       {"commit", context.commit},
       {"command", context.command},

@@ -15,6 +15,7 @@ namespace flashdsa::tools {
 struct BenchContext {
   std::string device;
   std::string clock;  // MHz at the start, or "unknown"
+  double load = 0;    // the system's load average before the run: what else the CPUs are doing
   std::string build;
   std::string commit;
   std::string command;

@@ -8,7 +8,7 @@
 //   kv = rope(W_kv x + noise);  q[h] = rope(W_up[h] (W_down x)), W_down x of width 32
 //
 // Queries and keys of the indexer come from one projection, so a row prefers keys whose context is
-// like its own: repeats find each other, and the selection drifts as slowly as the context does.
+// like its own, and the selection drifts as slowly as the context does.
 
 #include <fmt/format.h>
 

@@ -97,7 +97,8 @@ class Synth(CommandTest):
             with self.subTest(name):
                 self.assertTrue(np.all(file.as_float(name)[~real] == 0))
                 self.assertTrue(np.all(np.isnan(poisoned.as_float(name)[~real])))
-                np.testing.assert_array_equal(poisoned.tensors[name][real], file.tensors[name][real])
+                np.testing.assert_array_equal(poisoned.tensors[name][real],
+                                              file.tensors[name][real])
 
     def test_padding_mask_outranks_absorbed_padding(self):
         options = (*SMALL, "--tokens", "50", "--documents", "3", "--pad-to", "16")
@@ -275,7 +276,7 @@ def mix(word: int) -> int:
 def normal(seed: int, stream: int, counter: int) -> np.float32:
     """The eight 16-bit uniforms of docs/synth.md, added and scaled."""
     key = mix((mix(seed) + stream) & MASK)
-    words = [mix((key + (n + 1) * 0x9E3779B97F4A7C15) & MASK) for n in (2 * counter, 2 * counter + 1)]
+    words = [mix((key + n * 0x9E3779B97F4A7C15) & MASK) for n in (2 * counter + 1, 2 * counter + 2)]
     total = sum((word >> shift) & 0xFFFF for word in words for shift in (0, 16, 32, 48))
     return np.float32(total - 4 * 65535) * (np.float32(1) / np.float32(53509.918))
 
