@@ -37,6 +37,8 @@ inline constexpr int kLanes = static_cast<int>(hn::MaxLanes(FloatTag()));
 static_assert(kLanes == 16, "Highway does not see AVX-512");
 #elif defined(__AVX2__)
 static_assert(kLanes == 8, "Highway does not see AVX2");
+#elif defined(__SSE4_1__)
+static_assert(kLanes == 4, "Highway does not see SSE4");
 #endif
 
 // The BF16 number in the low half of each word, as FP32.
