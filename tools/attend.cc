@@ -39,16 +39,10 @@ void execute(Options& options) {
   const Input input(kName, options.in, options.scalars);
   check_output(input, options.out);
   chosen.mode = read_mode(input);
-  Stages stages(chosen);
   input.require({"q", "kv", "topk_indices"});
+  Stages stages(chosen, choose_placement(chosen, input, {"q"}));
   const AttentionTensors tensors = load_attention(input, load_selection(input));
-  AttentionResults results = stages.run(
-      "forward", [&](const Runtime& runtime) { return attend_forward(tensors, runtime); });
-  if (tensors.grad_out) {
-    stages.run("backward", [&](const Runtime& runtime) {
-      attend_backward(tensors, grad_kv_dtype, results, runtime);
-    });
-  }
+  const AttentionResults results = attend(tensors, grad_kv_dtype, stages);
 
   SafetensorsWriter writer;
   add_results(writer, results);

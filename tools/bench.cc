@@ -5,9 +5,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <chrono>
-#include <cmath>
-#include <cstdio>
 #include <map>
 #include <memory>
 #include <string>
@@ -16,9 +13,12 @@
 #include "flashdsa/error.h"
 #include "tools/bench_operations.h"
 #include "tools/bench_peak.h"
+#include "tools/bench_peer.h"
 #include "tools/bench_record.h"
 #include "tools/bench_svg.h"
+#include "tools/bench_timing.h"
 #include "tools/command.h"
+#include "tools/options.h"
 #include "tools/output_file.h"
 #include "tools/parse.h"
 #include "tools/report.h"
@@ -34,20 +34,24 @@ namespace {
 
 constexpr std::int64_t kMaxRows = (std::int64_t{1} << 31) - 2;
 
-// Rows of a workload that are run when nothing is said: a second or so a call on few cores.
-constexpr std::int64_t kDefaultRows = 512;
+// Rows of a workload that a host backend runs when nothing is said: a second or so a call on few
+// cores. A GPU runs all.
+constexpr std::int64_t kHostRows = 512;
+constexpr std::int64_t kNotGiven = -1;
 
 struct BenchArgs {
   std::vector<std::string> operations = {"metadata", "topk", "compact", "forward", "backward"};
   std::vector<std::string> workloads = {"random", "drift90", "sft4k"};
   std::vector<std::string> texts;
   std::string preset = "glm5.2";
-  std::int64_t rows = kDefaultRows;
+  std::int64_t rows = kNotGiven;
   std::int64_t t_q = 0, t_k = 0;
   std::int64_t heads = 0, index_heads = 0, topk = 0, head_dim = 0;  // 0: the preset's
   std::int64_t seed = 1;
-  std::int64_t repeats = 5;
-  double min_seconds = 0.5;
+  TimingOptions timing;
+  std::vector<std::string> regimes = {"warm"};
+  std::string l2 = "warm";
+  std::string peer_library;
   std::vector<std::string> threads;
   std::string backend = "auto", simd = "auto";
   std::string csv, json, svg;
@@ -56,6 +60,11 @@ struct BenchArgs {
 };
 
 ModelShape shape_of(const BenchArgs& args) {
+  const auto names = preset_names();
+  if (std::find(names.begin(), names.end(), args.preset) == names.end()) {
+    throw Error(ErrorCode::kValue, fmt::format("bench: --preset must be one of {}, got '{}'",
+                                               fmt::join(names, ", "), args.preset));
+  }
   ModelShape shape = preset(args.preset);
   if (args.heads > 0) shape.heads = args.heads;
   if (args.index_heads > 0) shape.index_heads = args.index_heads;
@@ -90,55 +99,62 @@ std::vector<int> thread_counts(const BenchArgs& args) {
   return counts;
 }
 
-std::vector<double> time_samples(const Operation& operation, const Runtime& runtime,
-                                 const BenchArgs& args) {
-  using Clock = std::chrono::steady_clock;
-  std::vector<double> seconds;
-  double total = 0;
-  while (static_cast<std::int64_t>(seconds.size()) < args.repeats || total < args.min_seconds) {
-    const auto begin = Clock::now();
-    operation.run(runtime);
-    seconds.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
-    total += seconds.back();
-  }
-  std::sort(seconds.begin(), seconds.end());
-  return seconds;
-}
-
 /// One run of the command: what all rows share, and the rows so far.
 class Bench {
  public:
-  explicit Bench(const BenchArgs& args, const Runtime& runtime)
-      : args_(args), runtime_(runtime), counts_(thread_counts(args)) {}
+  Bench(const BenchArgs& args, const Runtime& runtime, Placement placement)
+      : args_(args),
+        placement_(std::move(placement)),
+        runtime_(runtime),
+        counts_(placement_.on_host() ? thread_counts(args) : std::vector{1}) {
+    runtime_.backend = placement_.backend();
+    runtime_.stream = placement_.stream();
+    if (!args.peer_library.empty()) peer_.emplace(args.peer_library);
+  }
 
-  void measure_peaks() {
-    for (const int threads : counts_) peaks_[threads] = measure_peak_gflops(threads, runtime_.simd);
+  void find_peaks(const BenchContext& context) {
+    for (const int threads : counts_) {
+      for (const Regime regime : regimes()) {
+        peaks_[{threads, regime}] = placement_.on_host()
+                                        ? measure_peak_gflops(threads, runtime_.simd)
+                                        : gpu_peak_gflops(context.device, regime);
+      }
+    }
   }
 
   void run_workload(const std::string& name) {
-    const Workload workload = make_workload(request(name));
+    PlacedWorkload workload{make_workload(request(name)), placement_, {}};
+    workload.placed = placement_.place_all(workload.host);
     for (const std::string& op : args_.operations) {
-      const std::string reason = refusal(op, workload);
+      const std::string reason = refusal(op, workload.host);
       if (!reason.empty()) {
-        if (args_.explicit_operations)
-          fmt::print(stderr, "flashdsa: bench: left out: {}\n", reason);
+        left_out_.push_back(reason);
         continue;
       }
-      const Operation operation = make_operation(op, workload, runtime_);
-      for (const int threads : counts_) run_operation(op, operation, workload, threads);
+      const Operation operation = make_operation(op, workload, {}, runtime_);
+      const std::optional<Operation> peer = peer_operation(op, workload);
+      for (const int threads : counts_) {
+        run_operation(op, operation, peer, workload.host, threads);
+      }
     }
   }
 
   std::string peak_line() const {
     std::vector<std::string> parts;
-    for (const auto& [threads, gflops] : peaks_) {
-      parts.push_back(
-          fmt::format("{:.1f} GFLOP/s on {} thread{}", gflops, threads, threads == 1 ? "" : "s"));
+    for (const auto& [place, gflops] : peaks_) {
+      const auto& [threads, regime] = place;
+      const std::string where =
+          placement_.on_host() ? fmt::format("on {} thread{}", threads, threads == 1 ? "" : "s")
+                               : regime_name(regime);
+      parts.push_back(gflops ? fmt::format("{} {}", format_rate(*gflops), where) : "unknown");
     }
     return fmt::format("{}", fmt::join(parts, ", "));
   }
 
   const std::vector<BenchRecord>& records() const { return records_; }
+
+  /// Why operations that were asked for did not run.
+  const std::vector<std::string>& left_out() const { return left_out_; }
 
  private:
   WorkloadRequest request(const std::string& name) const {
@@ -149,6 +165,7 @@ class Bench {
     request.name = name;
     request.shape = shape_of(args_);
     request.rows = args_.rows;
+    if (request.rows == kNotGiven) request.rows = placement_.on_host() ? kHostRows : 0;
     request.t_q = args_.t_q;
     request.t_k = args_.t_k;
     request.seed = static_cast<std::uint64_t>(args_.seed);
@@ -158,20 +175,55 @@ class Bench {
     return request;
   }
 
-  // The check comes first: it judges an untimed call that also warms caches and pages.
-  void run_operation(const std::string& op, const Operation& operation, const Workload& workload,
-                     int threads) {
+  // The peer's call, run once; nothing where it does not have the operation or take the problem.
+  std::optional<Operation> peer_operation(const std::string& op,
+                                          const PlacedWorkload& workload) const {
+    if (!peer_ || !peer_->has(op)) return std::nullopt;
+    try {
+      Operation operation = make_operation(op, workload, peer_->calls(), runtime_);
+      operation.run(runtime_);
+      return operation;
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::kUnavailable) return std::nullopt;
+      throw;
+    }
+  }
+
+  std::vector<Regime> regimes() const {
+    std::vector<Regime> regimes;
+    for (const std::string& name : args_.regimes) regimes.push_back(parse_regime(name));
+    return regimes;
+  }
+
+  // The checks come first: they judge untimed calls that also warm caches and pages.
+  void run_operation(const std::string& op, const Operation& operation,
+                     const std::optional<Operation>& peer, const Workload& workload, int threads) {
     Usage usage;
     Runtime runtime = runtime_;
     runtime.threads = threads;
     runtime.usage = &usage;
     operation.run(runtime);
-    BenchRecord record;
+    BenchRecord record = describe(op, operation, workload, threads);
     record.error = operation.check();
-    const std::vector<double> seconds = time_samples(operation, runtime, args_);
+    if (peer) record.peer = PeerRecord{peer_->name(), 0, peer->check()};
+    for (const Regime regime : regimes()) {
+      TimingOptions timing = args_.timing;
+      timing.regime = regime;
+      timing.flush_l2 = args_.l2 == "flushed";
+      record.regime = regime_name(regime);
+      record.peak_gflops = peaks_.at({threads, regime});
+      time_row(record, operation, peer, runtime, timing);
+      record.scratch_bytes = usage.peak_scratch_bytes;
+      records_.push_back(record);
+    }
+  }
+
+  BenchRecord describe(const std::string& op, const Operation& operation, const Workload& workload,
+                       int threads) const {
+    BenchRecord record;
     record.op = op;
-    record.backend = backend_name(runtime.backend);
-    record.simd = runtime.backend == Backend::kCpu ? simd_target_name(runtime.simd) : "none";
+    record.backend = backend_name(runtime_.backend);
+    record.simd = runtime_.backend == Backend::kCpu ? simd_target_name(runtime_.simd) : "none";
     record.workload = workload.name;
     record.shape = shape_name(workload.shape, workload.t_k);
     record.heads = workload.shape.heads;
@@ -181,61 +233,60 @@ class Bench {
     record.topk = workload.shape.topk;
     record.head_dim = workload.shape.head_dim;
     record.threads = threads;
+    record.l2 = args_.l2;
+    record.check = runtime_.check;
     record.seed = static_cast<std::uint64_t>(args_.seed);
-    record.samples = static_cast<std::int64_t>(seconds.size());
-    record.median_ms = 1e3 * quantile(seconds, 0.5);
-    record.p10_ms = 1e3 * quantile(seconds, 0.1);
-    record.p90_ms = 1e3 * quantile(seconds, 0.9);
     record.flop = operation.flop;
     record.bytes = operation.bytes;
-    record.peak_gflops = peaks_.at(threads);
-    record.scratch_bytes = usage.peak_scratch_bytes;
     record.overlap = operation.overlap;
-    records_.push_back(std::move(record));
+    return record;
+  }
+
+  void time_row(BenchRecord& record, const Operation& operation,
+                const std::optional<Operation>& peer, const Runtime& runtime,
+                const TimingOptions& timing) const {
+    std::vector<std::function<void()>> calls = {[&] { operation.run(runtime); }};
+    if (peer) calls.emplace_back([&] { peer->run(runtime); });
+    const auto seconds = placement_.on_host()
+                             ? std::vector<std::vector<double>>{time_on_host(calls.front(), timing)}
+                             : time_on_device(calls, placement_, timing);
+    record.samples = static_cast<std::int64_t>(seconds.front().size());
+    record.median_ms = 1e3 * quantile(seconds.front(), 0.5);
+    record.p10_ms = 1e3 * quantile(seconds.front(), 0.1);
+    record.p90_ms = 1e3 * quantile(seconds.front(), 0.9);
+    if (peer) record.peer->median_ms = 1e3 * quantile(seconds.back(), 0.5);
   }
 
   const BenchArgs& args_;
+  Placement placement_;
   Runtime runtime_;
   std::vector<int> counts_;
-  std::map<int, double> peaks_;
+  std::optional<PeerLibrary> peer_;
+  std::map<std::pair<int, Regime>, std::optional<double>> peaks_;
   std::vector<BenchRecord> records_;
+  std::vector<std::string> left_out_;
 };
 
-// The value among `values` whose name is `text`. Throws Error(kValue).
-template <typename Value>
-Value by_name(std::string_view (*name)(Value) noexcept, std::initializer_list<Value> values,
-              const std::string& option, const std::string& text) {
-  std::vector<std::string_view> names;
-  for (const Value value : values) {
-    if (name(value) == text) return value;
-    names.push_back(name(value));
-  }
-  throw Error(ErrorCode::kValue, fmt::format("bench: {} must be one of {}, got '{}'", option,
-                                             fmt::join(names, ", "), text));
-}
-
-// The backend and instruction set, named, that all rows run on.
 Runtime choose_runtime(const BenchArgs& args) {
-  Runtime runtime;
-  runtime.backend =
-      by_name(backend_name,
-              {Backend::kAuto, Backend::kCpu, Backend::kReference, Backend::kSm90, Backend::kSm80},
-              "--backend", args.backend);
-  runtime.simd = by_name(simd_target_name,
-                         {SimdTarget::kAuto, SimdTarget::kBaseline, SimdTarget::kAvx2,
-                          SimdTarget::kAvx512, SimdTarget::kAvx512Bf16},
-                         "--simd", args.simd);
-  if (runtime.backend == Backend::kAuto) runtime.backend = Backend::kCpu;
-  if (runtime.backend != Backend::kCpu && runtime.backend != Backend::kReference) {
-    throw Error(ErrorCode::kUnavailable,
-                fmt::format("bench: backend {} is not available: bench times host backends",
-                            backend_name(runtime.backend)));
-  }
+  Runtime runtime = make_runtime("bench", args.backend, args.simd);
   if (runtime.simd == SimdTarget::kAuto) runtime.simd = simd_targets().front();
   return runtime;
 }
 
-void check_names(const BenchArgs& args) {
+// Refuses what is for devices alone.
+void check_host(const BenchArgs& args, const Placement& placement) {
+  const auto refuse = [&](const char* option, const std::string& expected, const std::string& got) {
+    throw Error(ErrorCode::kValue,
+                fmt::format("bench: {} must be {} on backend {}, got '{}'", option, expected,
+                            backend_name(placement.backend()), got));
+  };
+  const std::string regimes = fmt::format("{}", fmt::join(args.regimes, ","));
+  if (regimes != "warm") refuse("--regime", "warm", regimes);
+  if (args.l2 != "warm") refuse("--l2", "warm", args.l2);
+  if (!args.peer_library.empty()) refuse("--peer-library", "absent", args.peer_library);
+}
+
+void check_options(const BenchArgs& args) {
   const auto known = operation_names();
   for (const std::string& op : args.operations) {
     if (std::find(known.begin(), known.end(), op) == known.end()) {
@@ -243,32 +294,48 @@ void check_names(const BenchArgs& args) {
                                                  fmt::join(known, ", "), op));
     }
   }
+  shape_of(args);
+  for (const std::string& regime : args.regimes) parse_regime(regime);
+  if (args.l2 != "warm" && args.l2 != "flushed") {
+    throw Error(ErrorCode::kValue,
+                fmt::format("bench: --l2 must be warm or flushed, got '{}'", args.l2));
+  }
+}
+
+void print_header(const BenchContext& context, const Bench& bench) {
+  fmt::print("device   {}\nclock    {}, load {:.2f}\n", context.device, context.clock,
+             context.load);
+  if (context.driver) fmt::print("driver   {}, CUDA {}\n", *context.driver, *context.cuda);
+  fmt::print("build    {}, commit {}\ncommand  {}\npeak     {}\n\n", context.build, context.commit,
+             context.command, bench.peak_line());
+  flush_stdout();
 }
 
 void execute(BenchArgs& args, const std::string& command_line, int& exit_code) {
-  check_names(args);
+  check_options(args);
   if (args.t_q > 0 || args.t_k > 0) args.workloads = {"custom"};
   const Runtime runtime = choose_runtime(args);
+  const Placement placement(runtime, /*has_float64=*/false);
+  if (placement.on_host()) check_host(args, placement);
   for (const std::string& path : {args.csv, args.json}) {
     if (!path.empty()) check_appendable(path);
   }
   if (!args.svg.empty()) OutputFile::check_writable(args.svg);
 
-  const BenchContext context = describe_run(args.commit, command_line);
-  Bench bench(args, runtime);
-  bench.measure_peaks();
-  fmt::print(
-      "device   {}\nclock    {}, load {:.2f}\nbuild    {}, commit {}\ncommand  {}\npeak     {}\n\n",
-      context.device, context.clock, context.load, context.build, context.commit, context.command,
-      bench.peak_line());
-  flush_stdout();
+  const BenchContext context = describe_run(placement, args.commit, command_line);
+  Bench bench(args, runtime, placement);
+  bench.find_peaks(context);
+  print_header(context, bench);
   for (const std::string& name : args.workloads) bench.run_workload(name);
   if (bench.records().empty()) {
-    throw Error(ErrorCode::kValue,
-                "bench: --op must name an operation that a workload of "
-                "--workload has, got none");
+    throw Error(ErrorCode::kValue, fmt::format("bench: --op must name an operation that a workload "
+                                               "has, got none: {}",
+                                               bench.left_out().front()));
   }
   fmt::print("{}", to_table(bench.records()));
+  if (args.explicit_operations) {
+    for (const std::string& reason : bench.left_out()) fmt::print("left out: {}\n", reason);
+  }
   const std::string scaling = to_scaling_table(bench.records());
   if (!scaling.empty()) fmt::print("\n{}", scaling);
   if (!args.json.empty()) append_json_lines(args.json, bench.records(), context);
@@ -289,7 +356,7 @@ void add_work_options(CLI::App& command, BenchArgs& args) {
   list("--workload", args.workloads, "Workloads by name; default random,drift90,sft4k");
   command.add_option("--text", args.texts, "Text files of workload text")->type_name("FILE");
   add_integer_option(command, "--rows", args.rows, 0, kMaxRows,
-                     "Run the last N query rows of a workload, 0: all; default 512");
+                     "Run the last N query rows of a workload, 0: all; default 512, on a GPU all");
   add_integer_option(command, "--t-q", args.t_q, 1, kMaxRows, "T_q of workload custom");
   add_integer_option(command, "--t-k", args.t_k, 1, kMaxRows, "T_k of workload custom");
   command.add_option("--preset", args.preset, "Model whose sizes are used; default glm5.2")
@@ -302,15 +369,34 @@ void add_work_options(CLI::App& command, BenchArgs& args) {
 }
 
 void add_run_options(CLI::App& command, BenchArgs& args) {
-  command.add_option("--backend", args.backend, "auto, cpu or reference")->type_name("NAME");
+  command
+      .add_option("--backend", args.backend,
+                  "auto, cpu, reference or sm90; auto is the best one whose device is present")
+      ->type_name("NAME");
   command.add_option("--simd", args.simd, "Instruction set of the cpu backend")->type_name("NAME");
-  command.add_option("--threads", args.threads, "Numbers of threads, each timed; default: all")
+  command
+      .add_option("--threads", args.threads,
+                  "Numbers of threads of a host backend, each timed; default: all")
       ->delimiter(',')
       ->type_name("N,...");
-  add_integer_option(command, "--repeats", args.repeats, 1, 1000000,
-                     "Timed calls of a row at least; default 5");
-  add_real_option(command, "--min-seconds", args.min_seconds, 0, 3600,
-                  "Time of a row's calls at least; default 0.5");
+  command
+      .add_option("--regime", args.regimes,
+                  "On a GPU, each timed: cold, warm (150 ms of calls before), sustained (1.5 s); "
+                  "default warm")
+      ->delimiter(',')
+      ->type_name("NAME,...");
+  command
+      .add_option("--l2", args.l2,
+                  "On a GPU: warm, or flushed before every timed call; default warm")
+      ->type_name("NAME");
+  command
+      .add_option("--peer-library", args.peer_library,
+                  "On a GPU: shared library (bench/peer.h) whose calls take turns with ours")
+      ->type_name("FILE");
+  add_integer_option(command, "--repeats", args.timing.repeats, 1, 1000000,
+                     "Timed calls of a row at least; default 5, on a GPU what 100 ms hold");
+  add_real_option(command, "--min-seconds", args.timing.min_seconds, 0, 3600,
+                  "Time of a row's calls on a host backend at least; default 0.5");
   command.add_option("--csv", args.csv, "Append the rows to a CSV file")->type_name("FILE");
   command.add_option("--json", args.json, "Append the rows as JSON lines")->type_name("FILE");
   command.add_option("--svg", args.svg, "Draw the rows")->type_name("FILE");

@@ -32,6 +32,18 @@ struct BackwardOutputs {
   Tensor grad_kv;  // BF16 [T_k, 1, D]
 };
 
+template <typename Body>
+void for_each_tensor(ForwardOutputs& outputs, const Body& body) {
+  body(outputs.out);
+  body(outputs.lse);
+}
+
+template <typename Body>
+void for_each_tensor(BackwardOutputs& outputs, const Body& body) {
+  body(outputs.grad_q);
+  body(outputs.grad_kv);
+}
+
 /// out and lse of sampled rows against the reference backend in FP64. `tight`: the bound of lse on
 /// host backends.
 Figure check_forward(const Workload& workload, const Tensor& topk_indices,

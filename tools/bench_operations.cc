@@ -32,21 +32,31 @@ struct SelectionTensors {
   Tensor topk_indices, topk_length;
 };
 
-SelectionTensors allocate_selection(const Workload& workload) {
-  return {Tensor::host(DType::kInt32, {workload.t_q, 1, workload.shape.topk}),
-          Tensor::host(DType::kInt32, {workload.t_q})};
+template <typename Body>
+void for_each_tensor(SelectionTensors& selection, const Body& body) {
+  body(selection.topk_indices);
+  body(selection.topk_length);
 }
 
-ForwardOutputs allocate_forward(const Workload& workload) {
+// Memory for results, beside the workload's tensors.
+SelectionTensors allocate_selection(const Workload& workload, const Runtime& runtime) {
+  const TensorView& place = workload.starts;
+  return {allocate_beside(place, DType::kInt32, {workload.t_q, 1, workload.shape.topk}, runtime),
+          allocate_beside(place, DType::kInt32, {workload.t_q}, runtime)};
+}
+
+ForwardOutputs allocate_forward(const Workload& workload, const Runtime& runtime) {
+  const TensorView& place = workload.starts;
   const std::int64_t heads = workload.shape.heads;
-  return {Tensor::host(DType::kBFloat16, {workload.t_q, heads, kValueDim}),
-          Tensor::host(DType::kFloat32, {workload.t_q, heads})};
+  return {allocate_beside(place, DType::kBFloat16, {workload.t_q, heads, kValueDim}, runtime),
+          allocate_beside(place, DType::kFloat32, {workload.t_q, heads}, runtime)};
 }
 
-BackwardOutputs allocate_backward(const Workload& workload) {
-  const ModelShape& shape = workload.shape;
-  return {Tensor::host(DType::kBFloat16, {workload.t_q, shape.heads, shape.head_dim}),
-          Tensor::host(DType::kBFloat16, {workload.t_k, 1, shape.head_dim})};
+BackwardOutputs allocate_backward(const Workload& workload, const Runtime& runtime) {
+  const TensorView& place = workload.starts;
+  const std::int64_t heads = workload.shape.heads, head_dim = workload.shape.head_dim;
+  return {allocate_beside(place, DType::kBFloat16, {workload.t_q, heads, head_dim}, runtime),
+          allocate_beside(place, DType::kBFloat16, {workload.t_k, 1, head_dim}, runtime)};
 }
 
 PackedMetadataArgs metadata_args(const Workload& workload) {
@@ -152,30 +162,35 @@ Work topk_work(const Workload& workload, const SelectionTensors& selection) {
   return {2 * index_heads * kIndexDim * static_cast<double>(count_scored_pairs(workload)), bytes};
 }
 
-Operation make_metadata(const Workload& workload) {
+Operation make_metadata(const PlacedWorkload& workload) {
   const auto result = std::make_shared<PackedMetadata>();
   Operation operation;
   operation.run = [&workload, result](const Runtime& runtime) {
-    *result = prepare_packed_metadata(metadata_args(workload), runtime);
+    *result = prepare_packed_metadata(metadata_args(workload.placed), runtime);
   };
-  operation.check = [&workload, result] { return check_metadata(workload, *result); };
+  operation.check = [&workload, result] {
+    return check_metadata(workload.host, workload.placement.fetch_all(*result));
+  };
   constexpr double kBytesPerRow = 4 + 4 + 1;  // starts, causal_lengths, query_valid
   operation.bytes =
-      kBytesPerRow * static_cast<double>(workload.t_q) + bytes_of({&workload.cu_seqlens});
-  if (workload.query_indices) operation.bytes += bytes_of({&*workload.query_indices});
+      kBytesPerRow * static_cast<double>(workload.host.t_q) + bytes_of({&workload.host.cu_seqlens});
+  if (workload.host.query_indices) operation.bytes += bytes_of({&*workload.host.query_indices});
   return operation;
 }
 
-Operation make_topk(const Workload& workload) {
-  const SelectionTensors selection = allocate_selection(workload);
+Figure check_selection_there(const PlacedWorkload& workload, const SelectionTensors& there) {
+  const SelectionTensors selection = workload.placement.fetch_all(there);
+  return check_selection(workload.host, selection.topk_indices, selection.topk_length);
+}
+
+Operation make_topk(const PlacedWorkload& workload, const Runtime& chosen) {
+  const SelectionTensors selection = allocate_selection(workload.placed, chosen);
   Operation operation;
   operation.run = [&workload, selection](const Runtime& runtime) {
-    indexer_topk(topk_args(workload, selection), runtime);
+    indexer_topk(topk_args(workload.placed, selection), runtime);
   };
-  operation.check = [&workload, selection] {
-    return check_selection(workload, selection.topk_indices, selection.topk_length);
-  };
-  const Work work = topk_work(workload, selection);
+  operation.check = [&workload, selection] { return check_selection_there(workload, selection); };
+  const Work work = topk_work(workload.host, selection);
   operation.flop = work.flop;
   operation.bytes = work.bytes;
   return operation;
@@ -200,85 +215,104 @@ Tensor disordered(const Workload& workload) {
   return result;
 }
 
-Operation make_compact(const Workload& workload) {
-  const Tensor indices = disordered(workload);
-  const Tensor sorted = Tensor::host(DType::kInt32, {workload.t_q, workload.shape.topk});
-  const Tensor lengths = Tensor::host(DType::kInt32, {workload.t_q});
+Operation make_compact(const PlacedWorkload& workload, const Runtime& chosen) {
+  const Tensor indices = disordered(workload.host);
+  const Tensor placed = workload.placement.place(indices);
+  const std::int64_t t_q = workload.host.t_q, topk = workload.host.shape.topk;
+  const Tensor sorted = allocate_beside(placed, DType::kInt32, {t_q, topk}, chosen);
+  const Tensor lengths = allocate_beside(placed, DType::kInt32, {t_q}, chosen);
   Operation operation;
-  operation.run = [&workload, indices, sorted, lengths](const Runtime& runtime) {
-    compact_and_sort({indices, workload.t_k, sorted, lengths}, runtime);
+  operation.run = [&workload, placed, sorted, lengths](const Runtime& runtime) {
+    compact_and_sort({placed, workload.host.t_k, sorted, lengths}, runtime);
   };
   operation.check = [&workload, indices, sorted, lengths] {
-    return check_compact(workload, indices, sorted, lengths);
+    const Placement& placement = workload.placement;
+    return check_compact(workload.host, indices, placement.fetch(sorted), placement.fetch(lengths));
   };
   operation.bytes = bytes_of({&indices, &sorted, &lengths});
   return operation;
 }
 
-bool on_host(const Runtime& runtime) {
-  return runtime.backend == Backend::kCpu || runtime.backend == Backend::kReference;
+SelectionTensors selection_of(const Workload& workload) {
+  return {*workload.topk_indices, *workload.topk_length};
 }
 
-Operation make_forward(const Workload& workload, const Runtime& chosen) {
-  const SelectionTensors selection{*workload.topk_indices, *workload.topk_length};
-  const ForwardOutputs outputs = allocate_forward(workload);
+// `selection` is the host's, `there` is where the call ran.
+Figure check_forward_there(const PlacedWorkload& workload, const SelectionTensors& selection,
+                           const ForwardOutputs& there) {
+  return check_forward(workload.host, selection.topk_indices, selection.topk_length,
+                       workload.placement.fetch_all(there), workload.placement.on_host());
+}
+
+Figure check_backward_there(const PlacedWorkload& workload, const SelectionTensors& selection,
+                            const ForwardOutputs& forward, const BackwardOutputs& there) {
+  return check_backward(workload.host, selection.topk_indices, selection.topk_length,
+                        workload.placement.fetch_all(forward), workload.placement.fetch_all(there));
+}
+
+Operation make_forward(const PlacedWorkload& workload, const AttentionCalls& calls,
+                       const Runtime& chosen) {
+  const SelectionTensors selection = selection_of(workload.placed);
+  const ForwardOutputs outputs = allocate_forward(workload.placed, chosen);
   Operation operation;
-  operation.run = [&workload, selection, outputs](const Runtime& runtime) {
-    attention_forward(forward_args(workload, selection, outputs), runtime);
+  operation.run = [&workload, call = calls.forward, selection, outputs](const Runtime& runtime) {
+    call(forward_args(workload.placed, selection, outputs), runtime);
   };
-  operation.check = [&workload, selection, outputs, tight = on_host(chosen)] {
-    return check_forward(workload, selection.topk_indices, selection.topk_length, outputs, tight);
+  operation.check = [&workload, outputs] {
+    return check_forward_there(workload, selection_of(workload.host), outputs);
   };
-  const Work work = forward_work(workload, outputs);
+  const Work work = forward_work(workload.host, outputs);
   operation.flop = work.flop;
   operation.bytes = work.bytes;
-  operation.overlap = neighbour_overlap(workload, selection.topk_indices);
+  operation.overlap = neighbour_overlap(workload.host, *workload.host.topk_indices);
   return operation;
 }
 
-Operation make_backward(const Workload& workload, const Runtime& chosen) {
-  const SelectionTensors selection{*workload.topk_indices, *workload.topk_length};
-  const ForwardOutputs forward = allocate_forward(workload);
-  const BackwardOutputs outputs = allocate_backward(workload);
-  attention_forward(forward_args(workload, selection, forward), chosen);
+Operation make_backward(const PlacedWorkload& workload, const AttentionCalls& calls,
+                        const Runtime& chosen) {
+  const SelectionTensors selection = selection_of(workload.placed);
+  const ForwardOutputs forward = allocate_forward(workload.placed, chosen);
+  const BackwardOutputs outputs = allocate_backward(workload.placed, chosen);
+  calls.forward(forward_args(workload.placed, selection, forward), chosen);
   Operation operation;
-  operation.run = [&workload, selection, forward, outputs](const Runtime& runtime) {
-    attention_backward(backward_args(workload, selection, forward, outputs), runtime);
+  operation.run = [&workload, call = calls.backward, selection, forward,
+                   outputs](const Runtime& runtime) {
+    call(backward_args(workload.placed, selection, forward, outputs), runtime);
   };
-  operation.check = [&workload, selection, forward, outputs] {
-    return check_backward(workload, selection.topk_indices, selection.topk_length, forward,
-                          outputs);
+  operation.check = [&workload, forward, outputs] {
+    return check_backward_there(workload, selection_of(workload.host), forward, outputs);
   };
-  const Work work = backward_work(workload, forward, outputs);
+  const Work work = backward_work(workload.host, forward, outputs);
   operation.flop = work.flop;
   operation.bytes = work.bytes;
-  operation.overlap = neighbour_overlap(workload, selection.topk_indices);
+  operation.overlap = neighbour_overlap(workload.host, *workload.host.topk_indices);
   return operation;
 }
 
 // Metadata, selection, forward and backward in order, each on the results of the one before.
-Operation make_step(const Workload& workload, const Runtime& chosen) {
-  const SelectionTensors selection = allocate_selection(workload);
-  const ForwardOutputs forward = allocate_forward(workload);
-  const BackwardOutputs outputs = allocate_backward(workload);
+Operation make_step(const PlacedWorkload& workload, const Runtime& chosen) {
+  const SelectionTensors selection = allocate_selection(workload.placed, chosen);
+  const ForwardOutputs forward = allocate_forward(workload.placed, chosen);
+  const BackwardOutputs outputs = allocate_backward(workload.placed, chosen);
   Operation operation;
-  operation.run = [&workload, selection, forward, outputs](const Runtime& runtime) {
-    const PackedMetadata metadata = prepare_packed_metadata(metadata_args(workload), runtime);
-    IndexerTopkArgs args = topk_args(workload, selection);
+  operation.run = [&placed = workload.placed, selection, forward, outputs](const Runtime& runtime) {
+    const PackedMetadata metadata = prepare_packed_metadata(metadata_args(placed), runtime);
+    IndexerTopkArgs args = topk_args(placed, selection);
     args.starts = metadata.starts;
     args.causal_lengths = metadata.causal_lengths;
     indexer_topk(args, runtime);
-    attention_forward(forward_args(workload, selection, forward), runtime);
-    attention_backward(backward_args(workload, selection, forward, outputs), runtime);
+    attention_forward(forward_args(placed, selection, forward), runtime);
+    attention_backward(backward_args(placed, selection, forward, outputs), runtime);
   };
-  operation.check = [&workload, selection, forward, outputs, tight = on_host(chosen)] {
-    const auto& [indices, length] = selection;
-    return worst(check_selection(workload, indices, length),
-                 worst(check_forward(workload, indices, length, forward, tight),
-                       check_backward(workload, indices, length, forward, outputs)));
+  operation.check = [&workload, selection, forward, outputs] {
+    const SelectionTensors chosen_keys = workload.placement.fetch_all(selection);
+    return worst(check_selection_there(workload, selection),
+                 worst(check_forward_there(workload, chosen_keys, forward),
+                       check_backward_there(workload, chosen_keys, forward, outputs)));
   };
-  for (const Work& work : {topk_work(workload, selection), forward_work(workload, forward),
-                           backward_work(workload, forward, outputs)}) {
+  for (const Work& work :
+       {topk_work(workload.host, selection), forward_work(workload.host, forward),
+        backward_work(workload.host, forward, outputs)}) {
     operation.flop += work.flop;
     operation.bytes += work.bytes;
   }
@@ -303,12 +337,13 @@ std::string refusal(std::string_view operation, const Workload& workload) {
                      workload.name);
 }
 
-Operation make_operation(std::string_view name, const Workload& workload, const Runtime& runtime) {
+Operation make_operation(std::string_view name, const PlacedWorkload& workload,
+                         const AttentionCalls& calls, const Runtime& runtime) {
   if (name == "metadata") return make_metadata(workload);
-  if (name == "topk") return make_topk(workload);
-  if (name == "compact") return make_compact(workload);
-  if (name == "forward") return make_forward(workload, runtime);
-  if (name == "backward") return make_backward(workload, runtime);
+  if (name == "topk") return make_topk(workload, runtime);
+  if (name == "compact") return make_compact(workload, runtime);
+  if (name == "forward") return make_forward(workload, calls, runtime);
+  if (name == "backward") return make_backward(workload, calls, runtime);
   if (name == "step") return make_step(workload, runtime);
   throw Error(ErrorCode::kInternal,
               fmt::format("{}:{}: there is no operation {}", __FILE__, __LINE__, name));

@@ -6,11 +6,26 @@
 #include <string>
 #include <string_view>
 
+#include "flashdsa/attention.h"
 #include "flashdsa/runtime.h"
 #include "tools/bench_check.h"
+#include "tools/placement.h"
 #include "tools/workloads.h"
 
 namespace flashdsa::tools {
+
+/// A workload where its operations run.
+struct PlacedWorkload {
+  Workload host;  // what the sizes, formulae and checks are taken from
+  Placement placement;
+  Workload placed;  // the same tensors there
+};
+
+/// Whose attention is called: the library's, or a peer's.
+struct AttentionCalls {
+  std::function<void(const AttentionForwardArgs&, const Runtime&)> forward = attention_forward;
+  std::function<void(const AttentionBackwardArgs&, const Runtime&)> backward = attention_backward;
+};
 
 /// One operation on one workload, with its outputs allocated.
 struct Operation {
@@ -30,8 +45,9 @@ bool needs_indexer(std::string_view operation);
 /// "" or why the operation does not run on this workload.
 std::string refusal(std::string_view operation, const Workload& workload);
 
-/// The workload must outlive the result. `runtime` makes what the operation needs beforehand (the
-/// forward's results for the backward).
-Operation make_operation(std::string_view name, const Workload& workload, const Runtime& runtime);
+/// The workload must outlive the result. `runtime` makes what the operation needs beforehand
+/// (memory, the forward's results for the backward).
+Operation make_operation(std::string_view name, const PlacedWorkload& workload,
+                         const AttentionCalls& calls, const Runtime& runtime);
 
 }  // namespace flashdsa::tools

@@ -3,11 +3,13 @@
 #include "tools/bench_peak.h"
 
 #include <algorithm>
+#include <array>
 #include <barrier>
 #include <chrono>
 #include <cstdint>
 #include <memory>
 #include <numeric>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -27,6 +29,13 @@ constexpr std::int64_t kChannels = 576;
 constexpr double kProductFlop = 2.0 * kHeads * kKeys * kChannels;
 constexpr int kRounds = 5;  // the best of them counts: a ceiling is not an average
 constexpr std::chrono::milliseconds kRoundTime{100};
+
+struct GpuPeak {
+  std::string_view name;
+  double cold, warm, sustained;  // GFLOP/s
+};
+
+constexpr std::array kGpuPeaks = {GpuPeak{"NVIDIA H200", 789e3, 680e3, 672e3}};
 
 /// Operands, result and scratch of one thread's product.
 class Product {
@@ -114,6 +123,21 @@ double measure_peak_gflops(int threads, SimdTarget simd) {
     best = std::max(best, sum);
   }
   return best;
+}
+
+std::optional<double> gpu_peak_gflops(const std::string& name, Regime regime) {
+  const auto found = std::find_if(kGpuPeaks.begin(), kGpuPeaks.end(),
+                                  [&](const GpuPeak& peak) { return peak.name == name; });
+  if (found == kGpuPeaks.end()) return std::nullopt;
+  switch (regime) {
+    case Regime::kCold:
+      return found->cold;
+    case Regime::kWarm:
+      return found->warm;
+    case Regime::kSustained:
+      return found->sustained;
+  }
+  return std::nullopt;
 }
 
 }  // namespace flashdsa::tools

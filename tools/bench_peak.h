@@ -1,6 +1,10 @@
 #pragma once
 
+#include <optional>
+#include <string>
+
 #include "flashdsa/runtime.h"
+#include "tools/bench_timing.h"
 
 namespace flashdsa::tools {
 
@@ -9,5 +13,10 @@ namespace flashdsa::tools {
 /// kernel; the threads' rates are added up. Throws Error(kUnavailable) for an instruction set that
 /// is not to be had.
 double measure_peak_gflops(int threads, SimdTarget simd);
+
+/// The ceiling of a GPU of this name, in GFLOP/s: the rate of cuBLAS for a product of 8192 x 8192 x
+/// 8192, BF16 with FP32 sums, in this regime; measured beforehand, see docs/benchmarks.md. Absent
+/// for a GPU that it was not measured on.
+std::optional<double> gpu_peak_gflops(const std::string& name, Regime regime);
 
 }  // namespace flashdsa::tools

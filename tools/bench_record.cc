@@ -9,6 +9,7 @@
 #include <fstream>
 
 #include "flashdsa/error.h"
+#include "tools/gpu.h"
 #include "tools/report.h"
 
 namespace flashdsa::tools {
@@ -67,19 +68,38 @@ std::string csv_line(const std::vector<std::string>& cells) {
   return line + "\n";
 }
 
-bool same_work(const BenchRecord& a, const BenchRecord& b) {
-  return a.op == b.op && a.workload == b.workload && a.t_q == b.t_q;
-}
-
-}  // namespace
-
-BenchContext describe_run(const std::string& commit, const std::string& command) {
-  BenchContext context;
+void describe_cpu(BenchContext& context) {
   context.device = cpuinfo("model name");
   if (context.device.empty()) context.device = "unknown CPU";
   context.device += fmt::format(", {} threads", hardware_threads());
   context.clock = cpuinfo("cpu MHz");
   context.clock = context.clock.empty() ? "unknown" : context.clock + " MHz";
+}
+
+template <typename Value>
+nlohmann::ordered_json or_null(const std::optional<Value>& value) {
+  if (!value) return nullptr;
+  return *value;
+}
+
+bool same_work(const BenchRecord& a, const BenchRecord& b) {
+  return a.op == b.op && a.workload == b.workload && a.t_q == b.t_q && a.regime == b.regime;
+}
+
+}  // namespace
+
+BenchContext describe_run(const Placement& placement, const std::string& commit,
+                          const std::string& command) {
+  BenchContext context;
+  if (placement.on_host()) {
+    describe_cpu(context);
+  } else {
+    const GpuDescription gpu = describe_gpu(placement.device().index);
+    context.device = gpu.name;
+    context.clock = gpu.clock;
+    context.driver = gpu.driver;
+    context.cuda = gpu.cuda;
+  }
   context.load = load_average();
   context.build = fmt::format("{} ({})", version(), build_description());
   context.commit = commit;
@@ -102,49 +122,76 @@ nlohmann::ordered_json to_json(const BenchRecord& record, const BenchContext& co
       {"head_dim", record.head_dim},
       {"threads", record.threads},
       {"seed", record.seed},
-      {"regime", "warm"},
-      {"l2", "warm"},
+      {"regime", record.regime},
+      {"l2", record.l2},
       {"simulated", false},
+      {"check", record.check},
       {"samples", record.samples},
       {"median_ms", record.median_ms},
       {"p10_ms", record.p10_ms},
       {"p90_ms", record.p90_ms},
       {"tflops", nullptr},
       {"bytes_per_s", record.bytes / record.median_ms * 1e3},
-      {"peak_tflops", record.peak_gflops / 1e3},
+      {"peak_tflops", nullptr},
       {"ceiling_share", nullptr},
       {"scratch_bytes", record.scratch_bytes},
-      {"overlap", nullptr},
+      {"overlap", or_null(record.overlap)},
       {"error", record.error.text()},
+      {"peer", nullptr},
+      {"peer_median_ms", nullptr},
+      {"peer_error", nullptr},
+      {"ratio", nullptr},
       {"device", context.device},
       {"clock", context.clock},
+      {"driver", or_null(context.driver)},
+      {"cuda", or_null(context.cuda)},
       {"load", context.load},
       {"build", context.build},
       {"commit", context.commit},
       {"command", context.command},
   };
-  if (record.flop > 0) {
-    json["tflops"] = record.gflops() / 1e3;
-    json["ceiling_share"] = record.ceiling_share();
+  if (record.flop > 0) json["tflops"] = record.gflops() / 1e3;
+  if (record.peak_gflops) json["peak_tflops"] = *record.peak_gflops / 1e3;
+  if (record.has_share()) json["ceiling_share"] = record.ceiling_share();
+  if (record.peer) {
+    json["peer"] = record.peer->name;
+    json["peer_median_ms"] = record.peer->median_ms;
+    json["peer_error"] = record.peer->error.text();
+    json["ratio"] = record.peer->median_ms / record.median_ms;
   }
-  if (record.overlap) json["overlap"] = *record.overlap;
   return json;
+}
+
+std::string format_rate(double gflops) {
+  return gflops < 1e4 ? fmt::format("{:.1f} GFLOP/s", gflops)
+                      : fmt::format("{:.1f} TFLOP/s", gflops / 1e3);
 }
 
 std::string to_table(const std::vector<BenchRecord>& records) {
   std::vector<std::vector<std::string>> rows = {
-      {"op", "backend", "workload", "shape", "T_q", "T_k", "H", "threads", "n", "median", "p10",
-       "p90", "GFLOP/s", "peak", "GB/s", "scratch", "error / bound"}};
+      {"op", "backend", "workload", "shape", "T_q", "T_k", "H", "threads", "regime", "n", "median",
+       "p10", "p90", "rate", "peak", "GB/s", "scratch", "error / bound"}};
+  const bool peers = std::any_of(records.begin(), records.end(),
+                                 [](const BenchRecord& r) { return r.peer.has_value(); });
+  if (peers) rows.front().insert(rows.front().end(), {"peer", "ratio", "peer's error"});
   for (const BenchRecord& r : records) {
-    const bool counted = r.flop > 0;
     rows.push_back(
         {r.op, r.backend, r.workload, r.shape, fmt::format("{}", r.t_q), fmt::format("{}", r.t_k),
-         fmt::format("{}", r.heads), fmt::format("{}", r.threads), fmt::format("{}", r.samples),
+         fmt::format("{}", r.heads), fmt::format("{}", r.threads),
+         r.l2 == "warm" ? r.regime : r.regime + ", L2 " + r.l2, fmt::format("{}", r.samples),
          format_seconds(r.median_ms / 1e3), format_seconds(r.p10_ms / 1e3),
-         format_seconds(r.p90_ms / 1e3), counted ? fmt::format("{:.1f}", r.gflops()) : "-",
-         counted ? fmt::format("{:.1f} %", 100 * r.ceiling_share()) : "-",
+         format_seconds(r.p90_ms / 1e3), r.flop > 0 ? format_rate(r.gflops()) : "-",
+         r.has_share() ? fmt::format("{:.1f} %", 100 * r.ceiling_share()) : "-",
          fmt::format("{:.2f}", r.bytes / r.median_ms / 1e6),
          format_bytes(static_cast<double>(r.scratch_bytes)), r.error.text()});
+    if (!peers) continue;
+    if (r.peer) {
+      rows.back().insert(rows.back().end(), {format_seconds(r.peer->median_ms / 1e3),
+                                             fmt::format("{:.2f}", r.peer->median_ms / r.median_ms),
+                                             r.peer->error.text()});
+    } else {
+      rows.back().insert(rows.back().end(), {"-", "-", "-"});
+    }
   }
   return format_table(rows);
 }
@@ -158,7 +205,7 @@ std::string to_scaling_table(const std::vector<BenchRecord>& records) {
     });
     if (record.threads == first->threads) continue;
     const double speedup = first->median_ms / record.median_ms;
-    const double products = record.peak_gflops / first->peak_gflops;
+    const double products = *record.peak_gflops / *first->peak_gflops;
     rows.push_back({record.op, record.workload,
                     fmt::format("{} -> {}", first->threads, record.threads),
                     fmt::format("{:.2f}", speedup), fmt::format("{:.2f}", products),

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <set>
 
 #include "tools/output_file.h"
 
@@ -69,6 +70,12 @@ std::size_t colour_of(const std::string& op) {
   return static_cast<std::size_t>(found - kOrder.begin());
 }
 
+// What tells rows of one operation and workload apart: threads on the host, regime on a GPU.
+std::string place_of(const BenchRecord& row) {
+  if (row.backend == "sm90") return row.regime;
+  return fmt::format("{} thread{}", row.threads, row.threads == 1 ? "" : "s");
+}
+
 std::string draw_bars(const std::vector<const BenchRecord*>& rows) {
   double top_share = 1;
   for (const BenchRecord* row : rows) top_share = std::max(top_share, row->ceiling_share());
@@ -80,21 +87,19 @@ std::string draw_bars(const std::vector<const BenchRecord*>& rows) {
     svg += segment(x, kTop - 6, x, bottom, percent == 0 ? "axis" : "grid");
     svg += text_at(x, bottom + 16, fmt::format("{}", percent), "middle");
   }
-  svg += text_at(kLabelWidth + kPlotWidth / 2.0, bottom + 34, "share of the measured peak / %",
-                 "middle");
+  svg += text_at(kLabelWidth + kPlotWidth / 2.0, bottom + 34, "share of the peak / %", "middle");
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const BenchRecord& row = *rows[i];
     const double y = kTop + kBarStep * static_cast<double>(i);
     const double width = scale * row.ceiling_share();
-    svg += text_at(kLabelWidth - 8, y + 12,
-                   fmt::format("{} {} {}, {} thread{}", row.op, row.workload, row.shape,
-                               row.threads, row.threads == 1 ? "" : "s"),
-                   "end");
+    svg +=
+        text_at(kLabelWidth - 8, y + 12,
+                fmt::format("{} {} {}, {}", row.op, row.workload, row.shape, place_of(row)), "end");
     svg += fmt::format("<rect x=\"{}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{}\" fill=\"{}\"/>\n",
                        kLabelWidth, y, width, kBarHeight, kColours[colour_of(row.op)]);
     svg +=
         text_at(kLabelWidth + width + 6, y + 12,
-                fmt::format("{:.0f} % ({:.0f} GFLOP/s)", 100 * row.ceiling_share(), row.gflops()));
+                fmt::format("{:.0f} % ({})", 100 * row.ceiling_share(), format_rate(row.gflops())));
   }
   return svg;
 }
@@ -103,16 +108,18 @@ std::string draw_bars(const std::vector<const BenchRecord*>& rows) {
 std::vector<Line> scaling_lines(const std::vector<BenchRecord>& records) {
   std::map<std::string, std::vector<const BenchRecord*>> groups;
   for (const BenchRecord& record : records) {
-    groups[fmt::format("{} {} {}", record.op, record.workload, record.t_q)].push_back(&record);
+    groups[fmt::format("{} {} {} {}", record.op, record.workload, record.t_q, record.regime)]
+        .push_back(&record);
   }
   std::vector<Line> lines;
   std::map<int, double> products;
   for (const auto& [name, rows] : groups) {
     if (rows.size() < 2) continue;
-    Line line{name, {}};
+    Line line{fmt::format("{} {} {}", rows.front()->op, rows.front()->workload, rows.front()->t_q),
+              {}};
     for (const BenchRecord* row : rows) {
       line.points.emplace_back(row->threads, rows.front()->median_ms / row->median_ms);
-      products[row->threads] = row->peak_gflops;
+      products[row->threads] = *row->peak_gflops;
     }
     lines.push_back(std::move(line));
   }
@@ -144,15 +151,16 @@ std::string draw_lines(const std::vector<Line>& lines, double top) {
     svg += segment(left, y_of(tick), right, y_of(tick), tick == 0 ? "axis" : "grid");
     svg += text_at(left - 8, y_of(tick) + 4, fmt::format("{}", tick), "end");
   }
-  svg += text_at(left - 44, top - 2, "speed-up / times");
+  svg += text_at(left + 30, top - 14, "speed-up / times");
   svg += text_at((left + right) / 2, bottom + 34, "threads", "middle");
+  std::set<int> ticks;
   for (std::size_t i = 0; i < lines.size(); ++i) {
     const char* colour = kColours[i % kColours.size()];
     const bool products = i + 1 == lines.size();
     std::string points;
     for (const auto& [threads, speedup] : lines[i].points) {
       points += fmt::format("{:.1f},{:.1f} ", x_of(threads), y_of(speedup));
-      svg += text_at(x_of(threads), bottom + 16, fmt::format("{}", threads), "middle");
+      ticks.insert(threads);
     }
     svg += fmt::format(
         "<polyline points=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"2\"{}/>\n", points,
@@ -163,6 +171,9 @@ std::string draw_lines(const std::vector<Line>& lines, double top) {
     svg += text_at(right + 38, y + 11,
                    fmt::format("{}: {:.2f}", lines[i].name, lines[i].points.back().second));
   }
+  for (const int threads : ticks) {
+    svg += text_at(x_of(threads), bottom + 16, fmt::format("{}", threads), "middle");
+  }
   return svg;
 }
 
@@ -171,7 +182,7 @@ std::string draw_lines(const std::vector<Line>& lines, double top) {
 std::string to_svg(const std::vector<BenchRecord>& records, const BenchContext& context) {
   std::vector<const BenchRecord*> counted;
   for (const BenchRecord& record : records) {
-    if (record.flop > 0) counted.push_back(&record);
+    if (record.has_share()) counted.push_back(&record);
   }
   const std::vector<Line> lines = scaling_lines(records);
   const int bars = kTop + kBarStep * static_cast<int>(counted.size()) + kAxisHeight;
@@ -181,7 +192,7 @@ std::string to_svg(const std::vector<BenchRecord>& records, const BenchContext& 
       "height=\"{}\">\n",
       kWidth, height, kWidth, height);
   svg += kStyle;
-  svg += text_at(16, 24, "Share of the measured peak", "start", "title");
+  svg += text_at(16, 24, "Share of the peak", "start", "title");
   svg += text_at(
       16, 42,
       fmt::format("{}; FlashDSA {}, commit {}", context.device, context.build, context.commit));

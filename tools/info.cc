@@ -8,7 +8,9 @@
 
 #include "flashdsa/flashdsa.h"
 #include "tools/command.h"
+#include "tools/gpu.h"
 #include "tools/options.h"
+#include "tools/placement.h"
 #include "tools/report.h"
 
 namespace flashdsa::tools {
@@ -47,8 +49,12 @@ void execute(const RuntimeOptions& options) {
   report.add("CPU features", "cpu_features", features,
              fmt::format("{}", fmt::join(features, ", ")));
   report.add("threads", "threads", runtime.threads > 0 ? runtime.threads : hardware_threads());
-  report.add("devices", "devices", nlohmann::ordered_json::array({cpu_name()}), cpu_name());
-  report.add("chosen backend", "backend", std::string(backend_name(effective_backend(runtime))));
+  std::vector<std::string> devices = gpu_lines();
+  devices.insert(devices.begin(), cpu_name());
+  report.add("devices", "devices", devices, fmt::format("{}", fmt::join(devices, "; ")));
+  const bool is_free = runtime.backend == Backend::kAuto;
+  report.add("chosen backend", "backend",
+             std::string(backend_name(is_free ? best_backend() : runtime.backend)));
   add_backends(report);
   report.print(options.json());
 }

@@ -26,11 +26,13 @@ struct Options {
 };
 
 void execute(Options& options) {
-  Stages stages(options.runtime.make());
+  const Runtime chosen = options.runtime.make();
   const Input input(kName, options.in, options.scalars);
   check_output(input, options.out);
-  const PackedMetadata metadata = stages.run(
-      "metadata", [&](const Runtime& runtime) { return build_metadata(input, runtime); });
+  Stages stages(chosen, choose_placement(chosen, input, {}));
+  const PackedMetadata metadata = stages.fetch(stages.run("metadata", [&](const Runtime& runtime) {
+    return build_metadata(input, stages.placement(), runtime);
+  }));
 
   SafetensorsWriter writer;
   add_results(writer, metadata);

@@ -105,31 +105,31 @@ void RuntimeOptions::add_to(CLI::App& command) {
   command.add_flag("--json", json_, "Print one JSON object instead of text")->group(kGroup);
 }
 
-Runtime RuntimeOptions::make() const {
+Runtime make_runtime(const std::string& command, const std::string& backend,
+                     const std::string& simd) {
   Runtime runtime;
-  runtime.backend = find_by_name(kBackends, backend_name, backend_, command_ + ": --backend");
-  runtime.simd = find_by_name(kSimdTargets, simd_target_name, simd_, command_ + ": --simd");
+  runtime.backend = find_by_name(kBackends, backend_name, backend, command + ": --backend");
+  runtime.simd = find_by_name(kSimdTargets, simd_target_name, simd, command + ": --simd");
+  runtime.check = check_requested(command);
+  require_backend(command, runtime.backend);
+  require_simd(command, runtime.simd);
+  return runtime;
+}
+
+Runtime RuntimeOptions::make() const {
+  int threads = 0;
   if (threads_) {
-    const auto threads = parse_integer(*threads_);
-    if (!threads || *threads < 1 || *threads > kMaxThreads) {
+    const auto given = parse_integer(*threads_);
+    if (!given || *given < 1 || *given > kMaxThreads) {
       throw Error(ErrorCode::kValue,
                   fmt::format("{}: --threads must be an integer in 1..{}, got '{}'", command_,
                               kMaxThreads, *threads_));
     }
-    runtime.threads = static_cast<int>(*threads);
+    threads = static_cast<int>(*given);
   }
-  runtime.check = check_requested(command_);
-  require_backend(command_, runtime.backend);
-  require_simd(command_, runtime.simd);
+  Runtime runtime = make_runtime(command_, backend_, simd_);
+  runtime.threads = threads;
   return runtime;
-}
-
-Backend effective_backend(const Runtime& runtime) {
-  if (runtime.backend != Backend::kAuto) return runtime.backend;
-  for (const BackendStatus& status : backends()) {
-    if (status.available) return status.backend;
-  }
-  return Backend::kAuto;
 }
 
 void ScalarOptions::add_value(CLI::App& command, const std::string& name, const std::string& type,

@@ -32,8 +32,9 @@ class RuntimeOptions {
   bool json_ = false;
 };
 
-/// The backend that `auto` begins with, or the one chosen.
-Backend effective_backend(const Runtime& runtime);
+/// Backend, instruction set and checking mode as make() finds them; `command` begins the sentences.
+Runtime make_runtime(const std::string& command, const std::string& backend,
+                     const std::string& simd);
 
 /// Scalars that are options on the command line or strings in the file's __metadata__; the command
 /// line wins. Names are those of SPEC section 9: "index_topk" is --index-topk.

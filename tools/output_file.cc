@@ -106,12 +106,15 @@ OutputFile::OutputFile(OutputFile&& other) noexcept
 void OutputFile::open_beside(const std::string& directory) {
   for (int attempt = 0; attempt < kMaxTemporaries; ++attempt) {
     const std::string name = fmt::format("{}/.flashdsa-{}-{}.tmp", directory, getpid(), attempt);
+    remember_temporary(name);  // first, so that no signal finds a file that nobody remembers
     file_ = open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (file_ >= 0) {
       temporary_ = name;
-      remember_temporary(temporary_);
       return;
     }
+    const int reason = errno;
+    forget_temporary();
+    errno = reason;
     if (errno != EEXIST) refuse_errno(path_);
   }
   refuse(path_, "no free name for a temporary file beside it");

@@ -125,7 +125,13 @@ void Input::require(std::initializer_list<std::string_view> names) const {
   }
 }
 
-Stages::Stages(Runtime runtime) : runtime_(runtime) {
+bool Input::is_float64(std::string_view name) const {
+  return reader_.dtype(name) == DType::kFloat64;
+}
+
+Stages::Stages(Runtime runtime, Placement placement)
+    : placement_(std::move(placement)), runtime_(runtime) {
+  runtime_.stream = placement_.stream();
   runtime_.progress = bar_.progress();
   runtime_.usage = &usage_;
 }
@@ -136,11 +142,14 @@ void Stages::begin(const std::string& name) {
 }
 
 void Stages::end(const std::string& name) {
-  seconds_.emplace_back(name, now_seconds() - begin_seconds_);
+  placement_.synchronize();
+  seconds_.emplace_back(name, elapsed());
 }
 
+double Stages::elapsed() const { return now_seconds() - begin_seconds_; }
+
 void Stages::describe(Report& report) const {
-  report.add("backend", "backend", std::string(backend_name(effective_backend(runtime_))));
+  report.add("backend", "backend", std::string(backend_name(placement_.backend())));
   auto times = nlohmann::ordered_json::object();
   std::string text;
   for (const auto& [name, seconds] : seconds_) {
@@ -148,6 +157,9 @@ void Stages::describe(Report& report) const {
     text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name, format_seconds(seconds));
   }
   report.add("time", "seconds", std::move(times), std::move(text));
+  if (!placement_.on_host()) {
+    report.add("copies", "copy_seconds", copy_seconds_, format_seconds(copy_seconds_));
+  }
   report.add("peak scratch", "peak_scratch_bytes", peak_scratch_bytes(),
              format_bytes(static_cast<double>(peak_scratch_bytes())));
 }
@@ -210,7 +222,14 @@ Mode read_mode(const Input& input) {
   return deterministic ? Mode::kDeterministic : Mode::kDefault;
 }
 
-PackedMetadata build_metadata(const Input& input, const Runtime& runtime) {
+Placement choose_placement(const Runtime& runtime, const Input& input,
+                           std::initializer_list<std::string_view> names) {
+  return {runtime, std::any_of(names.begin(), names.end(),
+                               [&](auto name) { return input.is_float64(name); })};
+}
+
+PackedMetadata build_metadata(const Input& input, const Placement& placement,
+                              const Runtime& runtime) {
   input.require({"cu_seqlens"});
   PackedMetadataArgs args;
   args.total_key_tokens = read_total_key_tokens(input);
@@ -219,11 +238,16 @@ PackedMetadata build_metadata(const Input& input, const Runtime& runtime) {
   if (mode == "general") args.query_mode = QueryMode::kGeneral;
   args.lenient = input.scalars().flag("lenient");
 
-  const Tensor cu_seqlens = input.load("cu_seqlens");
-  const auto query_indices = input.load_optional("query_indices");
-  const auto cu_seqlens_padded = input.load_optional("cu_seqlens_padded");
-  const auto padding_mask = input.load_optional("padding_mask");
-  args.cu_seqlens = cu_seqlens;
+  const auto placed = [&](const char* name) {
+    std::optional<Tensor> tensor = input.load_optional(name);
+    if (tensor) tensor = placement.place(*tensor);
+    return tensor;
+  };
+  const auto cu_seqlens = placed("cu_seqlens");
+  const auto query_indices = placed("query_indices");
+  const auto cu_seqlens_padded = placed("cu_seqlens_padded");
+  const auto padding_mask = placed("padding_mask");
+  args.cu_seqlens = *cu_seqlens;
   args.query_indices = view_of(query_indices);
   args.cu_seqlens_padded = view_of(cu_seqlens_padded);
   args.padding_mask = view_of(padding_mask);
@@ -240,11 +264,12 @@ Selection select_keys(const IndexerTensors& tensors, const PackedMetadata& metad
   const TensorView& index_q = tensors.index_q;
   const std::int64_t rows = rows_to_allocate(is_plausible_index_q(index_q, metadata), index_q);
   Selection selection;
-  selection.topk_indices = Tensor::host(DType::kInt32, {rows, 1, topk});
-  selection.topk_length = Tensor::host(DType::kInt32, {rows});
-  if (scores) {
-    selection.topk_scores = Tensor::host(single_beside(index_q.dtype), {rows, topk});
-  }
+  const auto allocate = [&](DType dtype, std::initializer_list<std::int64_t> shape) {
+    return allocate_beside(index_q, dtype, shape, runtime);
+  };
+  selection.topk_indices = allocate(DType::kInt32, {rows, 1, topk});
+  selection.topk_length = allocate(DType::kInt32, {rows});
+  if (scores) selection.topk_scores = allocate(single_beside(index_q.dtype), {rows, topk});
   IndexerTopkArgs args;
   args.index_q = index_q;
   args.index_k = tensors.index_k;
@@ -282,9 +307,9 @@ AttentionResults attend_forward(const AttentionTensors& tensors, const Runtime& 
   const std::int64_t heads = plausible ? q.shape[1] : 1;
   const DType single = single_beside(q.dtype);
   AttentionResults results;
-  results.out = Tensor::host(real_beside(q.dtype), {rows, heads, kValueDim});
-  results.lse = Tensor::host(single, {rows, heads});
-  results.max_logits = Tensor::host(single, {rows, heads});
+  results.out = allocate_beside(q, real_beside(q.dtype), {rows, heads, kValueDim}, runtime);
+  results.lse = allocate_beside(q, single, {rows, heads}, runtime);
+  results.max_logits = allocate_beside(q, single, {rows, heads}, runtime);
 
   AttentionForwardArgs args;
   static_cast<SparseAttentionInputs&>(args) = common_inputs(tensors);
@@ -299,11 +324,11 @@ void attend_backward(const AttentionTensors& tensors, std::optional<DType> grad_
                      AttentionResults& results, const Runtime& runtime) {
   const TensorView& q = tensors.q;  // the forward call has accepted q and kv
   const TensorView& kv = tensors.kv;
-  results.grad_q = Tensor::host(q.dtype, {q.shape[0], q.shape[1], q.shape[2]});
-  results.grad_kv =
-      Tensor::host(grad_kv_dtype.value_or(q.dtype), {kv.shape[0], kv.shape[1], kv.shape[2]});
+  results.grad_q = allocate_beside(q, q.dtype, {q.shape[0], q.shape[1], q.shape[2]}, runtime);
+  results.grad_kv = allocate_beside(q, grad_kv_dtype.value_or(q.dtype),
+                                    {kv.shape[0], kv.shape[1], kv.shape[2]}, runtime);
   if (tensors.attn_sink) {
-    results.grad_attn_sink = Tensor::host(single_beside(q.dtype), {q.shape[1]});
+    results.grad_attn_sink = allocate_beside(q, single_beside(q.dtype), {q.shape[1]}, runtime);
   }
   AttentionBackwardArgs args;
   static_cast<SparseAttentionInputs&>(args) = common_inputs(tensors);
@@ -314,6 +339,19 @@ void attend_backward(const AttentionTensors& tensors, std::optional<DType> grad_
   args.grad_kv = *results.grad_kv;
   args.grad_attn_sink = view_of(results.grad_attn_sink);
   attention_backward(args, runtime);
+}
+
+AttentionResults attend(const AttentionTensors& tensors, std::optional<DType> grad_kv_dtype,
+                        Stages& stages) {
+  const AttentionTensors placed = stages.place(tensors);
+  AttentionResults results = stages.run(
+      "forward", [&](const Runtime& runtime) { return attend_forward(placed, runtime); });
+  if (placed.grad_out) {
+    stages.run("backward", [&](const Runtime& runtime) {
+      attend_backward(placed, grad_kv_dtype, results, runtime);
+    });
+  }
+  return stages.fetch(results);
 }
 
 void add_results(SafetensorsWriter& writer, const PackedMetadata& metadata) {

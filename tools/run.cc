@@ -44,55 +44,49 @@ void check_inputs(const Input& input) {
   }
 }
 
-Selection select(const Input& input, const PackedMetadata& metadata, const Options& options,
-                 Stages& stages, ErrorTable& table) {
-  const IndexerTensors tensors = load_indexer(input);
-  Selection selection = stages.run("topk", [&](const Runtime& runtime) {
-    return select_keys(tensors, metadata, read_index_topk(input), options.scores, runtime);
+/// Metadata and selection of the host.
+struct Selected {
+  PackedMetadata metadata;
+  Selection selection;
+};
+
+Selected select(const Input& input, const Options& options, Stages& stages, ErrorTable& table) {
+  const PackedMetadata metadata = stages.run("metadata", [&](const Runtime& runtime) {
+    return build_metadata(input, stages.placement(), runtime);
   });
+  const IndexerTensors tensors = load_indexer(input);
+  const IndexerTensors placed = stages.place(tensors);
+  const Selection selection = stages.run("topk", [&](const Runtime& runtime) {
+    return select_keys(placed, metadata, read_index_topk(input), options.scores, runtime);
+  });
+  const Selected selected{stages.fetch(metadata), stages.fetch(selection)};
   if (options.verify) {
     stages.run("verify topk", [&](const Runtime& runtime) {
-      verify_selection(table, tensors, metadata, selection, runtime);
+      verify_selection(table, tensors, selected.metadata, selected.selection, runtime);
     });
   }
-  return selection;
-}
-
-AttentionResults attend(const AttentionTensors& tensors, const Options& options, Stages& stages,
-                        ErrorTable& table) {
-  AttentionResults results = stages.run(
-      "forward", [&](const Runtime& runtime) { return attend_forward(tensors, runtime); });
-  if (tensors.grad_out) {
-    stages.run("backward", [&](const Runtime& runtime) {
-      attend_backward(tensors, parse_grad_kv_dtype(kName, options.grad_kv_dtype), results, runtime);
-    });
-  }
-  if (options.verify) {
-    stages.run("verify attention", [&](const Runtime& runtime) {
-      const Backend backend = effective_backend(runtime);
-      const bool tight = backend == Backend::kCpu || backend == Backend::kReference;
-      verify_attention(table, tensors, results, tight, runtime);
-    });
-  }
-  return results;
+  return selected;
 }
 
 void execute(Options& options, int& exit_code) {
   Runtime chosen = options.runtime.make();
-  parse_grad_kv_dtype(kName, options.grad_kv_dtype);
+  const auto grad_kv_dtype = parse_grad_kv_dtype(kName, options.grad_kv_dtype);
   const Input input(kName, options.in, options.scalars);
   check_output(input, options.out);
   check_inputs(input);
   chosen.mode = read_mode(input);
-  Stages stages(chosen);
+  Stages stages(chosen, choose_placement(chosen, input, {"index_q", "q"}));
   ErrorTable table;
   Report report(kName);
-  const PackedMetadata metadata = stages.run(
-      "metadata", [&](const Runtime& runtime) { return build_metadata(input, runtime); });
+  const auto [metadata, selection] = select(input, options, stages, table);
   report.add("documents", "documents", input.reader().shape("cu_seqlens")->front() - 1);
-  const AttentionTensors tensors =
-      load_attention(input, select(input, metadata, options, stages, table));
-  const AttentionResults results = attend(tensors, options, stages, table);
+  const AttentionTensors tensors = load_attention(input, selection);
+  const AttentionResults results = attend(tensors, grad_kv_dtype, stages);
+  if (options.verify) {
+    stages.run("verify attention", [&](const Runtime& runtime) {
+      verify_attention(table, tensors, results, stages.placement().on_host(), runtime);
+    });
+  }
 
   SafetensorsWriter writer;
   add_results(writer, metadata);

@@ -108,6 +108,11 @@ const std::vector<std::int64_t>* SafetensorsReader::shape(std::string_view name)
   return found == header_.entries.end() ? nullptr : &found->second.shape;
 }
 
+std::optional<DType> SafetensorsReader::dtype(std::string_view name) const {
+  const auto found = header_.entries.find(name);
+  return found == header_.entries.end() ? std::nullopt : found->second.dtype;
+}
+
 Tensor SafetensorsReader::load(std::string_view name) const {
   const auto found = header_.entries.find(name);
   if (found == header_.entries.end()) refuse(fmt::format("tensor {} is missing", name));

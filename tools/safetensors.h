@@ -47,6 +47,9 @@ class SafetensorsReader {
   /// Shape of a tensor, without loading it; null when it is absent.
   const std::vector<std::int64_t>* shape(std::string_view name) const;
 
+  /// Type of a tensor, without loading it; absent when the tensor is, or has no DType.
+  std::optional<DType> dtype(std::string_view name) const;
+
   /// Loads a tensor into memory of its own. Throws Error(kValue) naming it when it is absent, has
   /// more than TensorView::kMaxRank axes or cannot be read, Error(kType) when its type has no
   /// DType.

@@ -152,8 +152,8 @@ ModelShape preset(std::string_view name) {
     shape.softmax_scale = kYarn * kYarn / std::sqrt(192.0);
     shape.rope_base = 1e4;
   } else {
-    throw Error(ErrorCode::kValue, fmt::format("synth: preset must be one of {}, got {}",
-                                               fmt::join(kPresets, ", "), name));
+    throw Error(ErrorCode::kValue,
+                fmt::format("preset must be one of {}, got '{}'", fmt::join(kPresets, ", "), name));
   }
   return shape;
 }

@@ -29,16 +29,19 @@ struct Options {
 };
 
 void execute(Options& options) {
-  Stages stages(options.runtime.make());
+  const Runtime chosen = options.runtime.make();
   const Input input(kName, options.in, options.scalars);
   check_output(input, options.out);
   const std::int64_t topk = read_index_topk(input);
-  const PackedMetadata metadata = stages.run(
-      "metadata", [&](const Runtime& runtime) { return build_metadata(input, runtime); });
-  const IndexerTensors tensors = load_indexer(input);
-  const Selection selection = stages.run("topk", [&](const Runtime& runtime) {
-    return select_keys(tensors, metadata, topk, options.scores, runtime);
+  Stages stages(chosen, choose_placement(chosen, input, {"index_q"}));
+  const PackedMetadata placed_metadata = stages.run("metadata", [&](const Runtime& runtime) {
+    return build_metadata(input, stages.placement(), runtime);
   });
+  const IndexerTensors tensors = stages.place(load_indexer(input));
+  const Selection selection = stages.fetch(stages.run("topk", [&](const Runtime& runtime) {
+    return select_keys(tensors, placed_metadata, topk, options.scores, runtime);
+  }));
+  const PackedMetadata metadata = stages.fetch(placed_metadata);
 
   SafetensorsWriter writer;
   add_results(writer, selection);

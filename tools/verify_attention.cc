@@ -19,6 +19,7 @@ constexpr std::int64_t kMaxBlockRows = 1024;
 struct Block {
   std::int64_t begin = 0;
   std::int64_t rows = 0;
+  bool is_solved = false;
   std::vector<std::int32_t> keys;  // storage rows that the block counts, ascending: U of them
   std::vector<std::vector<std::int32_t>> slots;  // of each row: positions in keys, in slot order
   std::vector<double> q;                         // [rows, H, D]
@@ -86,19 +87,27 @@ class AttentionVerifier {
  private:
   bool has_backward() const { return results_.grad_q.has_value(); }
 
-  // Solves every block of rows; judges the rows' own results in the first pass, and the gradients
-  // of the keys [key_begin, key_end).
+  // Solves every block of rows, one on each thread at a time; judges the rows' own results in the
+  // first pass, and the gradients of the keys [key_begin, key_end).
   void run_pass(std::int64_t key_begin, std::int64_t key_end, bool is_first) {
     KeyRange range(key_begin, has_backward() ? key_end : key_begin, head_dim_);
     const std::int64_t step = rows_per_block();
-    for (std::int64_t begin = 0; begin < t_q_; begin += step) {
-      Block block = gather(begin, std::min(step, t_q_ - begin));
-      if (is_first || touches(block, range)) {
-        solve(block);
+    std::vector<Block> blocks;
+    for (std::int64_t first = 0; first < t_q_; first += step * threads_) {
+      blocks.clear();
+      blocks.resize(static_cast<std::size_t>(
+          std::min<std::int64_t>(threads_, (t_q_ - first + step - 1) / step)));
+      parallel_for(threads_, static_cast<std::int64_t>(blocks.size()), [&](std::int64_t i) {
+        const std::int64_t begin = first + i * step;
+        Block& block = blocks[static_cast<std::size_t>(i)];
+        block = gather(begin, std::min(step, t_q_ - begin));
+        if (is_first || touches(block, range)) solve(block);
+      });
+      for (const Block& block : blocks) {
         if (is_first) judge_rows(block);
-        if (has_backward()) accumulate(block, range);
+        if (has_backward() && block.is_solved) accumulate(block, range);
+        if (runtime_.progress != nullptr) runtime_.progress->done += block.rows;
       }
-      if (runtime_.progress != nullptr) runtime_.progress->done += block.rows;
     }
     if (has_backward()) judge_keys(range);
   }
@@ -106,7 +115,8 @@ class AttentionVerifier {
   std::int64_t rows_per_block() const {
     const std::int64_t row_doubles =
         2 * topk_ * head_dim_ + heads_ * (2 * head_dim_ + 3 * kValueDim + topk_);
-    return std::clamp<std::int64_t>(budget_.block_bytes / (8 * row_doubles), 1, kMaxBlockRows);
+    const std::int64_t block_bytes = budget_.block_bytes / threads_;
+    return std::clamp<std::int64_t>(block_bytes / (8 * row_doubles), 1, kMaxBlockRows);
   }
 
   // SPEC section 5: the slots of a row that count.
@@ -151,7 +161,7 @@ class AttentionVerifier {
     return first != block.keys.end() && *first < range.end;
   }
 
-  void solve(Block& block) {
+  void solve(Block& block) const {
     const auto row_heads = static_cast<std::size_t>(block.rows * heads_);
     const auto dim = static_cast<std::size_t>(head_dim_);
     block.q = to_double(tensors_.q, block.begin, block.begin + block.rows);
@@ -170,13 +180,13 @@ class AttentionVerifier {
     }
     call_reference(block);
     find_floors(block);
+    block.is_solved = true;
   }
 
-  void call_reference(Block& block) {
-    Runtime reference = runtime_;
+  void call_reference(Block& block) const {
+    Runtime reference;
     reference.backend = Backend::kReference;
-    reference.progress = nullptr;
-    reference.usage = nullptr;
+    reference.threads = 1;  // every thread has a block of its own
     const auto keys = static_cast<std::int64_t>(block.keys.size());
     const auto view = [](std::vector<double>& values, std::initializer_list<std::int64_t> shape) {
       return TensorView::contiguous(values.data(), DType::kFloat64, shape);
@@ -187,12 +197,13 @@ class AttentionVerifier {
       std::copy(block.slots[row].begin(), block.slots[row].end(),
                 indices.view().as<std::int32_t>() + static_cast<std::int64_t>(row) * topk_);
     }
+    std::vector<double> attn_sink = attn_sink_;
     SparseAttentionInputs inputs;
     inputs.q = view(block.q, {block.rows, heads_, head_dim_});
     inputs.kv = view(block.kv, {keys, 1, head_dim_});
     inputs.topk_indices = indices;
     inputs.softmax_scale = tensors_.softmax_scale;
-    if (tensors_.attn_sink) inputs.attn_sink = view(attn_sink_, {heads_});
+    if (tensors_.attn_sink) inputs.attn_sink = view(attn_sink, {heads_});
 
     AttentionForwardArgs forward;
     static_cast<SparseAttentionInputs&>(forward) = inputs;
@@ -224,9 +235,8 @@ class AttentionVerifier {
       }
     }
     block.floors.resize(block.slots.size());
-    parallel_for(threads_, block.rows, [&](std::int64_t r) {
-      const auto row = static_cast<std::size_t>(r);
-      if (block.slots[row].empty()) return;
+    for (std::size_t row = 0; row < block.slots.size(); ++row) {
+      if (block.slots[row].empty()) continue;
       AttentionRow inputs;
       inputs.heads = heads_;
       inputs.head_dim = head_dim_;
@@ -241,7 +251,7 @@ class AttentionVerifier {
       inputs.out = row_of(block.out, row, kValueDim);
       if (has_backward()) inputs.grad_out = row_of(block.grad_out, row, kValueDim);
       block.floors[row] = attention_floors(inputs);
-    });
+    }
   }
 
   void judge_rows(const Block& block) {

@@ -7,7 +7,8 @@ namespace flashdsa::tools {
 
 /// Memory that a verification may hold beside inputs and results.
 struct VerifyBudget {
-  std::int64_t block_bytes = std::int64_t{96} << 20;  ///< FP64 copies of a block of query rows
+  std::int64_t block_bytes = std::int64_t{96} << 20;  ///< FP64 copies of query rows and their keys;
+                                                      ///< one row for each thread in any case
   std::int64_t key_bytes = std::int64_t{192} << 20;   ///< FP64 grad_kv of a range of keys; the rows
                                                       ///< are solved once for every range
 };

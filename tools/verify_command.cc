@@ -31,17 +31,18 @@ struct Options {
   ScalarOptions scalars{kName};
 };
 
-bool is_host(Backend backend) { return backend == Backend::kCpu || backend == Backend::kReference; }
-
 Selection verified_selection(const Input& input, Stages& stages, Report& report,
                              ErrorTable& table) {
   const std::int64_t topk = read_index_topk(input);
-  const PackedMetadata metadata = stages.run(
-      "metadata", [&](const Runtime& runtime) { return build_metadata(input, runtime); });
-  const IndexerTensors tensors = load_indexer(input);
-  Selection selection = stages.run("topk", [&](const Runtime& runtime) {
-    return select_keys(tensors, metadata, topk, /*scores=*/true, runtime);
+  const PackedMetadata placed_metadata = stages.run("metadata", [&](const Runtime& runtime) {
+    return build_metadata(input, stages.placement(), runtime);
   });
+  const IndexerTensors tensors = load_indexer(input);
+  const IndexerTensors placed = stages.place(tensors);
+  const Selection selection = stages.fetch(stages.run("topk", [&](const Runtime& runtime) {
+    return select_keys(placed, placed_metadata, topk, /*scores=*/true, runtime);
+  }));
+  const PackedMetadata metadata = stages.fetch(placed_metadata);
   stages.run("verify topk", [&](const Runtime& runtime) {
     verify_selection(table, tensors, metadata, selection, runtime);
   });
@@ -53,15 +54,9 @@ Selection verified_selection(const Input& input, Stages& stages, Report& report,
 void verified_attention(const Input& input, Selection selection, std::optional<DType> grad_kv_dtype,
                         Stages& stages, Report& report, ErrorTable& table) {
   const AttentionTensors tensors = load_attention(input, std::move(selection));
-  AttentionResults results = stages.run(
-      "forward", [&](const Runtime& runtime) { return attend_forward(tensors, runtime); });
-  if (tensors.grad_out) {
-    stages.run("backward", [&](const Runtime& runtime) {
-      attend_backward(tensors, grad_kv_dtype, results, runtime);
-    });
-  }
+  const AttentionResults results = attend(tensors, grad_kv_dtype, stages);
   stages.run("verify attention", [&](const Runtime& runtime) {
-    verify_attention(table, tensors, results, is_host(effective_backend(runtime)), runtime);
+    verify_attention(table, tensors, results, stages.placement().on_host(), runtime);
   });
   describe_attention(report, tensors);
 }
@@ -97,7 +92,7 @@ void execute(Options& options, int& exit_code) {
     read_softmax_scale(input);
     chosen.mode = read_mode(input);
   }
-  Stages stages(chosen);
+  Stages stages(chosen, choose_placement(chosen, input, {"index_q", "q"}));
   Report report(kName);
   ErrorTable table;
   Selection selection;

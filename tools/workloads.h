@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "flashdsa/tensor_view.h"
+#include "tools/placement.h"
 #include "tools/synth_batch.h"
 
 namespace flashdsa::tools {
@@ -44,6 +45,17 @@ struct Workload {
   std::optional<Tensor> topk_indices;                    // int32 [T_q, 1, K], likewise
   std::optional<Tensor> topk_length;                     // int32 [T_q], likewise
 };
+
+template <typename Body>
+void for_each_tensor(Workload& workload, const Body& body) {
+  for (Tensor* tensor : {&workload.cu_seqlens, &workload.starts, &workload.causal_lengths}) {
+    body(*tensor);
+  }
+  for_each_optional({&workload.query_indices, &workload.index_q, &workload.index_k,
+                     &workload.head_weights, &workload.q, &workload.kv, &workload.grad_out,
+                     &workload.topk_indices, &workload.topk_length},
+                    body);
+}
 
 std::span<const std::string_view> workload_names();
 

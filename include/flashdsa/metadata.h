@@ -79,7 +79,8 @@ struct PackedMetadata {
 /// causal_length = valid ? g + 1 - start : 0.
 ///
 /// Throws Error(kType) for a wrong dtype, Error(kValue) for everything else that SPEC section 2
-/// lists. The results are new tensors on the device of `cu_seqlens`.
+/// lists, and for an exact build while the stream is captured, for it waits for the device once.
+/// The results are new tensors on the device of `cu_seqlens`.
 FLASHDSA_API PackedMetadata prepare_packed_metadata(const PackedMetadataArgs& args,
                                                     const Runtime& runtime = {});
 

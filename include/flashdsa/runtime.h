@@ -76,7 +76,8 @@ struct Runtime {
   Mode mode = Mode::kDefault;
   SimdTarget simd = SimdTarget::kAuto;
   int threads = 0;     ///< threads of a host call; 0: hardware_threads()
-  bool check = false;  ///< report bad tensor data (SPEC section 7) as Error(kData) with the row
+  bool check = false;  ///< report bad tensor data (SPEC section 7) as Error(kData) with the row;
+                       ///< waits for the device, hence Error(kValue) while the stream is captured
   std::size_t scratch_budget_bytes = std::size_t{256}
                                      << 20;  ///< upper bound of the indexer's scratch
   Allocator* allocator =
@@ -106,6 +107,11 @@ FLASHDSA_API int hardware_threads() noexcept;
 /// when the call returns. Throws Error(kValue) for a strided tensor, Error(kMemory),
 /// Error(kDevice), or Error(kUnavailable) when a side is a CUDA device and the build has no CUDA.
 FLASHDSA_API Tensor copy_to(const TensorView& view, Device device, const Runtime& runtime = {});
+
+/// The same of a tensor, which may be a temporary.
+inline Tensor copy_to(const Tensor& tensor, Device device, const Runtime& runtime = {}) {
+  return copy_to(tensor.view(), device, runtime);
+}
 
 /// "0.1.0"
 FLASHDSA_API std::string_view version() noexcept;

@@ -16,7 +16,8 @@ struct CompactAndSortArgs {
 };
 
 /// Brings index rows into canonical form: the valid indices ascending (duplicates kept), then -1.
-/// Throws Error(kType) or Error(kValue) for bad arguments.
+/// Throws Error(kType) or Error(kValue) for bad arguments, Error(kData) in checking mode for an
+/// index outside -1..key_count-1.
 FLASHDSA_API void compact_and_sort(const CompactAndSortArgs& args, const Runtime& runtime = {});
 
 }  // namespace flashdsa

@@ -95,11 +95,12 @@ struct FLASHDSA_API TensorView {
   static TensorView contiguous(void* data, DType dtype, std::initializer_list<std::int64_t> shape,
                                Device device = {});
 
+  /// Product of the sizes; 0 for a rank outside 0..kMaxRank.
   std::int64_t elements() const noexcept;
   std::size_t bytes() const noexcept {
     return static_cast<std::size_t>(elements()) * dtype_size(dtype);
   }
-  bool is_contiguous() const noexcept;
+  bool is_contiguous() const noexcept;  ///< false for a rank outside 0..kMaxRank
 
   template <typename T>
   T* as() const noexcept {
@@ -107,7 +108,8 @@ struct FLASHDSA_API TensorView {
   }
 };
 
-/// "bfloat16 [8, 64, 576]", as error sentences print a tensor.
+/// "bfloat16 [8, 64, 576]", as error sentences print a tensor; a rank that no tensor has is named,
+/// "bfloat16 of rank 9".
 FLASHDSA_API std::string describe(const TensorView& view);
 
 /// A contiguous tensor that owns its memory (shared between copies of the object). Results whose
@@ -123,7 +125,8 @@ class FLASHDSA_API Tensor {
   static Tensor host(DType dtype, std::initializer_list<std::int64_t> shape);
 
   const TensorView& view() const noexcept { return view_; }
-  operator const TensorView&() const noexcept { return view_; }  // a Tensor is usable as its view
+  operator const TensorView&() const& noexcept { return view_; }  // a Tensor is usable as its view
+  operator const TensorView&() const&& = delete;  // such a view would outlive its memory
 
   template <typename T>
   std::span<T> span() const noexcept {
@@ -134,5 +137,8 @@ class FLASHDSA_API Tensor {
   TensorView view_;
   std::shared_ptr<void> storage_;
 };
+
+/// The same of a tensor, which may be a temporary.
+inline std::string describe(const Tensor& tensor) { return describe(tensor.view()); }
 
 }  // namespace flashdsa

@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <new>
 
 #include "attention/backends.h"
 #include "core/check_data.h"
+#include "core/out_of_memory.h"
 #include "core/validate.h"
 
 namespace flashdsa {
@@ -15,6 +17,9 @@ using attention::kValueDim;
 using core::Dim;
 using core::Layout;
 using core::Role;
+
+constexpr auto kForward = "attention_forward";
+constexpr auto kBackward = "attention_backward";
 
 const Dim kRows{"T_q", 0, core::kMaxRows};
 const Dim kKeys{"T_k", 0, core::kMaxRows};
@@ -79,30 +84,26 @@ void fill_common(attention::CommonParams& params, const SparseAttentionInputs& a
 }
 
 // Checking mode: lengths within 0..K, indices within -1..T_k-1 where they count.
-void check_selection(const char* operation, const attention::CommonParams& params) {
-  if (params.device.kind != DeviceKind::kCpu) return;
-  for (std::int64_t t = 0; t < params.t_q; ++t) {
-    std::int64_t length = params.topk;
-    if (params.topk_length != nullptr) {
-      length = params.topk_length[t];
-      core::check_data(
-          length >= 0 && length <= params.topk, operation, "topk_length", t,
-          [&] { return fmt::format("0..{}", params.topk); }, length);
-    }
-    const std::int32_t* row = params.topk_indices + t * params.topk_indices_row_stride;
-    for (std::int64_t j = 0; j < length; ++j) {
-      core::check_data(
-          row[j] >= -1 && row[j] < params.t_k, operation, "topk_indices", t,
-          [&] { return fmt::format("-1..{} in slot {}", params.t_k - 1, j); }, row[j]);
-    }
+void check_selection(const char* operation, const SparseAttentionInputs& args,
+                     const Runtime& runtime) {
+  if (!core::is_checking(operation, args.q.device, runtime)) return;
+  const std::int64_t topk = args.topk_indices.shape[2];
+  const core::HostRows indices(args.topk_indices, runtime);
+  std::optional<core::HostRows> lengths;
+  if (args.topk_length) lengths.emplace(*args.topk_length, runtime);
+  for (std::int64_t t = 0; t < args.q.shape[0]; ++t) {
+    const std::int64_t length = lengths ? lengths->row(0)[t] : topk;
+    core::check_data(
+        length >= 0 && length <= topk, operation, "topk_length", t,
+        [&] { return fmt::format("0..{}", topk); }, length);
+    core::check_indices(indices.row(t), length, args.kv.shape[0], operation, "topk_indices", t);
   }
 }
 
 }  // namespace
 
-void attention_forward(const AttentionForwardArgs& args, const Runtime& runtime) {
-  constexpr auto kName = "attention_forward";
-  core::Validator validator(kName);
+void attention_forward(const AttentionForwardArgs& args, const Runtime& runtime) try {
+  core::Validator validator(kForward);
   const RealTypes types = types_beside(args.q);
   check_inputs(validator, args, types);
   validator.check({
@@ -127,13 +128,14 @@ void attention_forward(const AttentionForwardArgs& args, const Runtime& runtime)
   params.out = args.out.data;
   params.lse = args.lse.data;
   params.max_logits = args.max_logits ? args.max_logits->data : nullptr;
-  if (runtime.check) check_selection(kName, params);
+  check_selection(kForward, args, runtime);
   attention::dispatch_forward(params, runtime);
+} catch (const std::bad_alloc&) {
+  core::throw_out_of_memory(kForward);
 }
 
-void attention_backward(const AttentionBackwardArgs& args, const Runtime& runtime) {
-  constexpr auto kName = "attention_backward";
-  core::Validator validator(kName);
+void attention_backward(const AttentionBackwardArgs& args, const Runtime& runtime) try {
+  core::Validator validator(kBackward);
   const RealTypes types = types_beside(args.q);
   check_inputs(validator, args, types);
   std::vector<DType> grad_kv_types = types.real;
@@ -184,8 +186,10 @@ void attention_backward(const AttentionBackwardArgs& args, const Runtime& runtim
   params.grad_kv = args.grad_kv.data;
   params.grad_kv_dtype = args.grad_kv.dtype;
   params.grad_attn_sink = args.grad_attn_sink ? args.grad_attn_sink->data : nullptr;
-  if (runtime.check) check_selection(kName, params);
+  check_selection(kBackward, args, runtime);
   attention::dispatch_backward(params, runtime);
+} catch (const std::bad_alloc&) {
+  core::throw_out_of_memory(kBackward);
 }
 
 }  // namespace flashdsa

@@ -19,6 +19,10 @@ Allocator& cuda_allocator();
 /// Queues a copy of `bytes` on `stream`; at least one side is a CUDA device. Throws Error(kDevice).
 void cuda_copy(void* to, const void* from, std::size_t bytes, Device device, Stream stream);
 
+/// Whether `stream` is recording a CUDA graph, so that nothing may wait for it. Throws
+/// Error(kDevice).
+bool cuda_is_capturing(Device device, Stream stream);
+
 /// Waits for the work queued on `stream` of `device`. Throws Error(kDevice).
 void cuda_synchronize(Device device, Stream stream);
 

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <new>
 #include <span>
 #include <string>
 #include <string_view>
@@ -21,8 +20,7 @@ struct Implementation {
 };
 
 /// Runs the first implementation (best first) that the runtime's backend choice allows and that
-/// takes the call. Throws Error(kUnavailable) with every reason when none does, Error(kMemory) when
-/// the implementation runs out of memory.
+/// takes the call. Throws Error(kUnavailable) with every reason when none does.
 template <typename Params>
 void dispatch(std::string_view operation, std::span<const Implementation<Params>> list,
               const Params& params, const Runtime& runtime) {
@@ -31,11 +29,7 @@ void dispatch(std::string_view operation, std::span<const Implementation<Params>
     if (runtime.backend != Backend::kAuto && runtime.backend != implementation.backend) continue;
     const std::string reason = implementation.refusal(params);
     if (reason.empty()) {
-      try {
-        implementation.run(params, runtime);
-      } catch (const std::bad_alloc&) {
-        throw Error(ErrorCode::kMemory, fmt::format("{}: out of memory", operation));
-      }
+      implementation.run(params, runtime);
       return;
     }
     reasons += fmt::format("{}{}: {}", reasons.empty() ? "" : "; ",

@@ -19,6 +19,8 @@ Allocator& cuda_allocator() { refuse(); }
 
 void cuda_copy(void*, const void*, std::size_t, Device, Stream) { refuse(); }
 
+bool cuda_is_capturing(Device, Stream) { refuse(); }
+
 void cuda_synchronize(Device, Stream) { refuse(); }
 
 }  // namespace flashdsa::core

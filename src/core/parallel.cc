@@ -11,8 +11,7 @@ int thread_count(const Runtime& runtime, std::int64_t tasks) {
   return static_cast<int>(std::max<std::int64_t>(std::min(threads, tasks), 1));
 }
 
-void parallel_for(int threads, std::int64_t tasks,
-                  const std::function<void(std::int64_t task, int worker)>& body) {
+void parallel_for(int threads, std::int64_t tasks, TaskBody body) {
   const int team = static_cast<int>(std::min<std::int64_t>(threads, tasks));
   if (team <= 1) {
     for (std::int64_t task = 0; task < tasks; ++task) body(task, 0);

@@ -4,11 +4,13 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <new>
 #include <span>
 #include <thread>
 
 #include "core/device.h"
 #include "core/make_tensor.h"
+#include "core/out_of_memory.h"
 #include "flashdsa/error.h"
 
 namespace flashdsa {
@@ -29,7 +31,7 @@ std::string_view backend_name(Backend backend) noexcept {
   return "unknown";
 }
 
-std::vector<BackendStatus> backends() {
+std::vector<BackendStatus> backends() try {
   const std::string sm90 = core::sm90_refusal(0);
   return {
       {Backend::kSm90, sm90.empty(), sm90.empty() ? "cuda:0" : sm90},
@@ -38,6 +40,8 @@ std::vector<BackendStatus> backends() {
        fmt::format("{}, {} threads", simd_target_name(simd_targets().front()), hardware_threads())},
       {Backend::kReference, true, "float64, plain loops"},
   };
+} catch (const std::bad_alloc&) {
+  core::throw_out_of_memory("backends");
 }
 
 int hardware_threads() noexcept {
@@ -47,7 +51,7 @@ int hardware_threads() noexcept {
   return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
 }
 
-Tensor copy_to(const TensorView& view, Device device, const Runtime& runtime) {
+Tensor copy_to(const TensorView& view, Device device, const Runtime& runtime) try {
   if (!view.is_contiguous()) {
     throw Error(ErrorCode::kValue,
                 fmt::format("copy_to: the tensor must be contiguous, got {}", describe(view)));
@@ -63,6 +67,8 @@ Tensor copy_to(const TensorView& view, Device device, const Runtime& runtime) {
   core::cuda_copy(copy.view().data, view.data, view.bytes(), cuda, runtime.stream);
   core::cuda_synchronize(cuda, runtime.stream);
   return copy;
+} catch (const std::bad_alloc&) {
+  core::throw_out_of_memory("copy_to");
 }
 
 std::string_view version() noexcept { return FLASHDSA_VERSION; }

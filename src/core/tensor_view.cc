@@ -5,10 +5,19 @@
 
 #include <cstdlib>
 #include <limits>
+#include <new>
 
+#include "core/out_of_memory.h"
 #include "flashdsa/error.h"
 
 namespace flashdsa {
+namespace {
+
+bool rank_exists(const TensorView& view) {
+  return view.rank >= 0 && view.rank <= TensorView::kMaxRank;
+}
+
+}  // namespace
 
 std::size_t dtype_size(DType dtype) noexcept {
   switch (dtype) {
@@ -65,12 +74,14 @@ std::string_view dtype_name(DType dtype) noexcept {
   return "unknown";
 }
 
-std::string device_name(Device device) {
+std::string device_name(Device device) try {
   return device.kind == DeviceKind::kCpu ? "cpu" : fmt::format("cuda:{}", device.index);
+} catch (const std::bad_alloc&) {
+  core::throw_out_of_memory("device_name");
 }
 
 TensorView TensorView::contiguous(void* data, DType dtype, std::span<const std::int64_t> shape,
-                                  Device device) {
+                                  Device device) try {
   if (shape.size() > kMaxRank) {
     throw Error(ErrorCode::kValue,
                 fmt::format("tensor: expected at most {} axes, got {}", kMaxRank, shape.size()));
@@ -97,6 +108,8 @@ TensorView TensorView::contiguous(void* data, DType dtype, std::span<const std::
                 fmt::format("tensor: expected less than 2^63 bytes, got {}", describe(view)));
   }
   return view;
+} catch (const std::bad_alloc&) {
+  core::throw_out_of_memory("tensor");
 }
 
 TensorView TensorView::contiguous(void* data, DType dtype,
@@ -105,12 +118,14 @@ TensorView TensorView::contiguous(void* data, DType dtype,
 }
 
 std::int64_t TensorView::elements() const noexcept {
+  if (!rank_exists(*this)) return 0;
   std::int64_t count = 1;
   for (int axis = 0; axis < rank; ++axis) count *= shape[static_cast<std::size_t>(axis)];
   return count;
 }
 
 bool TensorView::is_contiguous() const noexcept {
+  if (!rank_exists(*this)) return false;
   if (elements() == 0) return true;
   std::int64_t stride = 1;
   for (int axis = rank; axis-- > 0;) {
@@ -121,12 +136,15 @@ bool TensorView::is_contiguous() const noexcept {
   return true;
 }
 
-std::string describe(const TensorView& view) {
+std::string describe(const TensorView& view) try {
+  if (!rank_exists(view)) return fmt::format("{} of rank {}", dtype_name(view.dtype), view.rank);
   return fmt::format("{} [{}]", dtype_name(view.dtype),
                      fmt::join(view.shape.begin(), view.shape.begin() + view.rank, ", "));
+} catch (const std::bad_alloc&) {
+  core::throw_out_of_memory("describe");
 }
 
-Tensor Tensor::host(DType dtype, std::span<const std::int64_t> shape) {
+Tensor Tensor::host(DType dtype, std::span<const std::int64_t> shape) try {
   constexpr std::size_t kAlignment = 64;
   TensorView view = TensorView::contiguous(nullptr, dtype, shape);
   const std::size_t bytes = (view.bytes() / kAlignment + 1) * kAlignment;
@@ -136,6 +154,8 @@ Tensor Tensor::host(DType dtype, std::span<const std::int64_t> shape) {
                 fmt::format("tensor: expected {} bytes for {}, got none", bytes, describe(view)));
   }
   return {view, std::shared_ptr<void>(view.data, std::free)};
+} catch (const std::bad_alloc&) {
+  core::throw_out_of_memory("tensor");
 }
 
 Tensor Tensor::host(DType dtype, std::initializer_list<std::int64_t> shape) {

@@ -54,6 +54,9 @@ class Validator {
   void check(const ArgSpec& spec);
   void check(std::initializer_list<ArgSpec> table);
 
+  /// Binds a symbol whose size no tensor gives.
+  void bind(std::string_view symbol, std::int64_t size) { symbols_.emplace_back(symbol, size); }
+
   /// Size bound to a symbol; the symbol must have been bound.
   std::int64_t size(std::string_view symbol) const;
 

@@ -19,6 +19,11 @@ std::string refusal(const TopkParams& params);
 void topk(const TopkParams& params, const Runtime& runtime);
 }  // namespace cpu
 
+namespace sm90 {
+std::string refusal(const TopkParams& params);
+void topk(const TopkParams& params, const Runtime& runtime);
+}  // namespace sm90
+
 /// Runs the best backend that takes the call. Throws Error(kUnavailable) when none does.
 void dispatch_topk(const TopkParams& params, const Runtime& runtime);
 

@@ -8,6 +8,9 @@ namespace flashdsa::indexer {
 namespace {
 
 constexpr std::array kTopk = {
+#ifdef FLASHDSA_WITH_SM90
+    core::Implementation<TopkParams>{Backend::kSm90, sm90::refusal, sm90::topk},
+#endif
     core::Implementation<TopkParams>{Backend::kCpu, cpu::refusal, cpu::topk},
     core::Implementation<TopkParams>{Backend::kReference, reference::refusal, reference::topk},
 };

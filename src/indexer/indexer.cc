@@ -2,7 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <new>
+
 #include "core/check_data.h"
+#include "core/out_of_memory.h"
 #include "core/validate.h"
 #include "indexer/backends.h"
 
@@ -18,23 +21,25 @@ using indexer::TopkParams;
 constexpr auto kName = "indexer_topk";
 
 // Checking mode: every row's visible keys lie inside the storage.
-void check_rows(const TopkParams& params) {
-  if (params.device.kind != DeviceKind::kCpu) return;
-  for (std::int64_t t = 0; t < params.t_q; ++t) {
-    const std::int64_t start = params.starts[t];
-    const std::int64_t length = params.causal_lengths[t];
+void check_rows(const IndexerTopkArgs& args, const Runtime& runtime) {
+  if (!core::is_checking(kName, args.index_q.device, runtime)) return;
+  const std::int64_t t_k = args.index_k.shape[0];
+  const core::HostRows starts(args.starts, runtime), lengths(args.causal_lengths, runtime);
+  for (std::int64_t t = 0; t < args.index_q.shape[0]; ++t) {
+    const std::int64_t start = starts.row(0)[t];
+    const std::int64_t length = lengths.row(0)[t];
     core::check_data(
-        start >= 0 && start <= params.t_k, kName, "starts", t,
-        [&] { return fmt::format("0..{}", params.t_k); }, start);
+        start >= 0 && start <= t_k, kName, "starts", t, [&] { return fmt::format("0..{}", t_k); },
+        start);
     core::check_data(
-        length >= 0 && length <= params.t_k - start, kName, "causal_lengths", t,
-        [&] { return fmt::format("0..{}", params.t_k - start); }, length);
+        length >= 0 && length <= t_k - start, kName, "causal_lengths", t,
+        [&] { return fmt::format("0..{}", t_k - start); }, length);
   }
 }
 
 }  // namespace
 
-void indexer_topk(const IndexerTopkArgs& args, const Runtime& runtime) {
+void indexer_topk(const IndexerTopkArgs& args, const Runtime& runtime) try {
   const bool is_double = args.index_q.dtype == DType::kFloat64;
   const DType real = is_double ? DType::kFloat64 : DType::kBFloat16;
   const DType single = is_double ? DType::kFloat64 : DType::kFloat32;
@@ -99,8 +104,10 @@ void indexer_topk(const IndexerTopkArgs& args, const Runtime& runtime) {
   params.topk_indices = args.topk_indices.as<std::int32_t>();
   params.topk_length = args.topk_length ? args.topk_length->as<std::int32_t>() : nullptr;
   params.topk_scores = args.topk_scores ? args.topk_scores->data : nullptr;
-  if (runtime.check) check_rows(params);
+  check_rows(args, runtime);
   indexer::dispatch_topk(params, runtime);
+} catch (const std::bad_alloc&) {
+  core::throw_out_of_memory(kName);
 }
 
 }  // namespace flashdsa

@@ -2,17 +2,24 @@
 
 #include <fmt/format.h>
 
+#include <new>
+
 #include "core/check_data.h"
+#include "core/out_of_memory.h"
 #include "core/validate.h"
 #include "selection/backends.h"
 
 namespace flashdsa {
+namespace {
 
-void compact_and_sort(const CompactAndSortArgs& args, const Runtime& runtime) {
+constexpr auto kName = "compact_and_sort";
+
+}  // namespace
+
+void compact_and_sort(const CompactAndSortArgs& args, const Runtime& runtime) try {
   using core::Dim;
   using core::Layout;
   using core::Role;
-  constexpr auto kName = "compact_and_sort";
   const Dim rows{"T", 0, core::kMaxRows}, width{"K", 1, 2048};
 
   core::Validator validator(kName);
@@ -41,17 +48,15 @@ void compact_and_sort(const CompactAndSortArgs& args, const Runtime& runtime) {
   params.indices_row_stride = args.indices.strides[0];
   params.sorted_indices = args.sorted_indices.as<std::int32_t>();
   params.lengths = args.lengths.as<std::int32_t>();
-  if (runtime.check && params.device.kind == DeviceKind::kCpu) {
+  if (core::is_checking(kName, params.device, runtime)) {
+    const core::HostRows indices(args.indices, runtime);
     for (std::int64_t t = 0; t < params.rows; ++t) {
-      const std::int32_t* row = params.indices + t * params.indices_row_stride;
-      for (std::int64_t j = 0; j < params.topk; ++j) {
-        core::check_data(
-            row[j] >= -1 && row[j] < params.key_count, kName, "indices", t,
-            [&] { return fmt::format("-1..{} in slot {}", params.key_count - 1, j); }, row[j]);
-      }
+      core::check_indices(indices.row(t), params.topk, params.key_count, kName, "indices", t);
     }
   }
   selection::dispatch_compact_and_sort(params, runtime);
+} catch (const std::bad_alloc&) {
+  core::throw_out_of_memory(kName);
 }
 
 }  // namespace flashdsa

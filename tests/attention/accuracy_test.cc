@@ -106,10 +106,10 @@ TEST_P(Attention, EqualKeysShareTheWeight) {
 TEST_P(Attention, GradKvInFloat32IsRight) {
   const AttentionProblem problem =
       random_attention({.t_q = 7, .t_k = 40, .heads = 5, .topk = 21}, 31);
-  const AttentionResult single = run_attention(problem, runtime(), DType::kFloat32);
+  const AttentionResult single = run_attention(problem, repeatable(), DType::kFloat32);
   EXPECT_TRUE(within_spec(problem, single));
   // It is what BF16 would have been rounded from, not a widened BF16.
-  const AttentionResult half = run_attention(problem, runtime(), DType::kBFloat16);
+  const AttentionResult half = run_attention(problem, repeatable(), DType::kBFloat16);
   EXPECT_TRUE(same_bits(single.grad_kv.as(DType::kBFloat16), half.grad_kv));
   EXPECT_FALSE(same_bits(single.grad_kv, half.grad_kv.as(DType::kFloat32)));
 }
@@ -117,14 +117,14 @@ TEST_P(Attention, GradKvInFloat32IsRight) {
 TEST_P(Attention, OptionalOutputsChangeNothingElse) {
   AttentionProblem problem = random_attention({.t_q = 3, .t_k = 30, .heads = 3, .topk = 12}, 32);
   problem.set_sink({1, 0, -2});
-  const AttentionResult full = run_attention(problem, runtime());
+  const AttentionResult full = run_attention(problem, repeatable());
 
   AttentionForwardArgs forward;
   static_cast<SparseAttentionInputs&>(forward) = problem.inputs();
   const HostTensor out(DType::kBFloat16, full.out.shape()), lse(DType::kFloat32, full.lse.shape());
   forward.out = out;
   forward.lse = lse;
-  attention_forward(forward, runtime());
+  run_placed(forward, repeatable());
   EXPECT_TRUE(same_bits(out, full.out));
   EXPECT_TRUE(same_bits(lse, full.lse));
 
@@ -137,7 +137,7 @@ TEST_P(Attention, OptionalOutputsChangeNothingElse) {
   backward.grad_out = problem.grad_out;
   backward.grad_q = grad_q;
   backward.grad_kv = grad_kv;
-  attention_backward(backward, runtime());
+  run_placed(backward, repeatable());
   EXPECT_TRUE(same_bits(grad_q, full.grad_q));
   EXPECT_TRUE(same_bits(grad_kv, full.grad_kv));
 }

@@ -23,7 +23,7 @@ Values line(std::vector<double> data) {
 std::vector<::testing::AssertionResult> all_comparisons(const Values& got, const Values& want) {
   return {relative_rmse_within(got, want, kOutRmse), cosine_at_least(got, want, kOutCosine),
           vectors_within(got, want, kVectorFactor * kOutRmse),
-          elements_within(got, want, kLogAbsolute, kLogRelative)};
+          elements_within(got, want, log_absolute(Backend::kCpu), kLogRelative)};
 }
 
 void expect_all_reject(const Values& got, const Values& want) {
@@ -51,7 +51,7 @@ TEST(Comparator, RejectsAMismatchOfNegativeNumbers) {
   const Values got = line({-1.1, -2, -3}), want = line({-1, -2, -3});
   EXPECT_FALSE(relative_rmse_within(got, want, kGradRmse));
   EXPECT_FALSE(vectors_within(got, want, kGradRmse));
-  EXPECT_FALSE(elements_within(got, want, kLogAbsolute, kLogRelative));
+  EXPECT_FALSE(elements_within(got, want, log_absolute(Backend::kCpu), kLogRelative));
 }
 
 TEST(Comparator, RejectsAnotherShape) {
@@ -71,7 +71,8 @@ TEST(Comparator, RejectsOneWrongElementInAMillion) {
   HostTensor got = want;
   got.set(place, -1.0);
   EXPECT_FALSE(vectors_within(values_of("x", got), values_of("x", want), kVectorFactor * kOutRmse));
-  EXPECT_FALSE(elements_within(values_of("x", got), values_of("x", want), kLogAbsolute));
+  EXPECT_FALSE(
+      elements_within(values_of("x", got), values_of("x", want), log_absolute(Backend::kCpu)));
   EXPECT_FALSE(same_bits(got, want));
 }
 

@@ -3,5 +3,6 @@
 namespace flashdsa::test {
 
 INSTANTIATE_TEST_SUITE_P(Every, Attention, ::testing::ValuesIn(engines()), engine_name);
+INSTANTIATE_TEST_SUITE_P(Every, AttentionOnHost, ::testing::ValuesIn(host_engines()), engine_name);
 
 }  // namespace flashdsa::test

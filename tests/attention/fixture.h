@@ -3,6 +3,7 @@
 #include "tests/support/attention_problem.h"
 #include "tests/support/compare.h"
 #include "tests/support/engines.h"
+#include "tests/support/placement.h"
 
 namespace flashdsa::test {
 
@@ -14,5 +15,8 @@ class Attention : public EngineTest {
     EXPECT_TRUE(within_spec(problem, run_attention(problem, runtime())));
   }
 };
+
+/// What only host engines have: threads, and modes that are all one.
+class AttentionOnHost : public Attention {};
 
 }  // namespace flashdsa::test

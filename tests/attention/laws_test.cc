@@ -30,14 +30,19 @@ TEST_P(Attention, EveryRunGivesTheSameBits) {
   for (const std::int64_t topk : {64, 128, 192}) {
     const AttentionProblem problem =
         random_attention({.t_q = 2, .t_k = 200, .heads = 2, .topk = topk}, 81);
-    const AttentionResult first = run_attention(problem, runtime());
-    for (int repeat = 1; repeat < 20; ++repeat) {
-      ASSERT_TRUE(same_result_bits(run_attention(problem, runtime()), first)) << repeat;
+    for (const Mode mode : {Mode::kDefault, Mode::kDeterministic}) {
+      const AttentionResult first = run_attention(problem, runtime(mode));
+      for (int repeat = 1; repeat < 20; ++repeat) {
+        const AttentionResult again = run_attention(problem, runtime(mode));
+        ASSERT_TRUE(same_forward_bits(again, first)) << repeat;
+        if (!gradients_repeat(mode)) continue;
+        ASSERT_TRUE(same_result_bits(again, first)) << repeat;
+      }
     }
   }
 }
 
-TEST_P(Attention, AnyThreadCountGivesTheSameBits) {
+TEST_P(AttentionOnHost, AnyThreadCountGivesTheSameBits) {
   const AttentionProblem problem = mixed_problem(82);
   for (const Mode mode : kModes) {
     const AttentionResult one = run_attention(problem, in_mode(runtime_with_threads(1), mode));
@@ -50,7 +55,7 @@ TEST_P(Attention, AnyThreadCountGivesTheSameBits) {
 }
 
 // Many rows, so that the backward works in several chunks whose size depends on the threads.
-TEST_P(Attention, ThreadsDoNotChangeSumsOverManyRows) {
+TEST_P(AttentionOnHost, ThreadsDoNotChangeSumsOverManyRows) {
   const AttentionProblem problem =
       random_attention({.t_q = 70, .t_k = 30, .heads = 1, .topk = 5}, 83);
   const AttentionResult one = run_attention(problem, runtime_with_threads(1));
@@ -59,7 +64,7 @@ TEST_P(Attention, ThreadsDoNotChangeSumsOverManyRows) {
   }
 }
 
-TEST_P(Attention, ModesOfAHostBackendGiveTheSameBits) {
+TEST_P(AttentionOnHost, ModesGiveTheSameBits) {
   const AttentionProblem problem = mixed_problem(84);
   const AttentionResult first = run_attention(problem, runtime());
   for (const Mode mode : kModes) {
@@ -105,23 +110,23 @@ TEST_P(Attention, PropertyRowAloneGivesTheBitsOfTheBatch) {
 TEST_P(Attention, StridedInputsGiveTheBitsOfContiguousOnes) {
   for (const std::int64_t dim : {512, 576}) {
     const AttentionProblem contiguous = mixed_problem(86, dim);
-    const AttentionResult want = run_attention(contiguous, runtime());
+    const AttentionResult want = run_attention(contiguous, repeatable());
     AttentionProblem strided = contiguous;  // the gaps hold NaN
     strided.q = contiguous.q.with_strides({5 * 700 + 3, 700, 1});
     strided.kv = contiguous.kv.with_strides({643, 7, 1});
     strided.topk_indices = contiguous.topk_indices.with_strides({47, 3, 1});
     strided.grad_out = contiguous.grad_out.with_strides({5 * 513, 513, 1});
-    EXPECT_TRUE(same_result_bits(run_attention(strided, runtime()), want));
+    EXPECT_TRUE(same_result_bits(run_attention(strided, repeatable()), want));
 
     strided.q = contiguous.q.with_strides({577, 7 * 577, 1});  // heads outside, rows inside
     strided.grad_out = contiguous.grad_out.with_strides({512, 7 * 512, 1});
-    EXPECT_TRUE(same_result_bits(run_attention(strided, runtime()), want));
+    EXPECT_TRUE(same_result_bits(run_attention(strided, repeatable()), want));
   }
 }
 
 TEST_P(Attention, StridedForwardResultsGiveTheSameGradients) {
   const AttentionProblem problem = mixed_problem(87);
-  const AttentionResult want = run_attention(problem, runtime());
+  const AttentionResult want = run_attention(problem, repeatable());
   const HostTensor out = want.out.with_strides({5 * 515, 515, 1});
   const HostTensor lse = want.lse.with_strides({9, 1});
   const HostTensor grad_q(DType::kBFloat16, want.grad_q.shape());
@@ -133,7 +138,7 @@ TEST_P(Attention, StridedForwardResultsGiveTheSameGradients) {
   args.grad_out = problem.grad_out;
   args.grad_q = grad_q;
   args.grad_kv = grad_kv;
-  attention_backward(args, runtime());
+  run_placed(args, repeatable());
   EXPECT_TRUE(same_bits(grad_q, want.grad_q));
   EXPECT_TRUE(same_bits(grad_kv, want.grad_kv));
 }
@@ -147,17 +152,17 @@ TEST_P(Attention, RepeatedRowsByZeroStrideAreRight) {
       problem.topk_indices.set(t * 9 + j, problem.topk_indices.get(j));
     }
   }
-  const AttentionResult want = run_attention(problem, runtime());
+  const AttentionResult want = run_attention(problem, repeatable());
   AttentionProblem repeated = problem;
   repeated.q = problem.q.with_strides({0, 576, 1});
   repeated.topk_indices = problem.topk_indices.with_strides({0, 9, 1});
-  EXPECT_TRUE(same_result_bits(run_attention(repeated, runtime()), want));
+  EXPECT_TRUE(same_result_bits(run_attention(repeated, repeatable()), want));
 }
 
 TEST_P(Attention, UnalignedPointersGiveTheSameBits) {
   for (const std::int64_t dim : {512, 576}) {
     const AttentionProblem aligned = mixed_problem(89, dim);
-    const AttentionResult want = run_attention(aligned, runtime(), DType::kFloat32);
+    const AttentionResult want = run_attention(aligned, repeatable(), DType::kFloat32);
     AttentionProblem problem = aligned;
     problem.q = aligned.q.with_unaligned_memory();
     problem.kv = aligned.kv.with_unaligned_memory();
@@ -165,14 +170,14 @@ TEST_P(Attention, UnalignedPointersGiveTheSameBits) {
     problem.grad_out = aligned.grad_out.with_unaligned_memory();
     problem.topk_length = aligned.topk_length->with_unaligned_memory();
     problem.attn_sink = aligned.attn_sink->with_unaligned_memory();
-    EXPECT_TRUE(same_result_bits(run_attention(problem, runtime(), DType::kFloat32), want));
+    EXPECT_TRUE(same_result_bits(run_attention(problem, repeatable(), DType::kFloat32), want));
   }
 }
 
 TEST_P(Attention, UnalignedOutputsGiveTheSameBits) {
   const AttentionProblem problem = mixed_problem(90);
   for (const DType grad_kv_dtype : {DType::kBFloat16, DType::kFloat32}) {
-    const AttentionResult want = run_attention(problem, runtime(), grad_kv_dtype);
+    const AttentionResult want = run_attention(problem, repeatable(), grad_kv_dtype);
     AttentionForwardArgs forward;
     static_cast<SparseAttentionInputs&>(forward) = problem.inputs();
     const HostTensor out = HostTensor::unaligned(DType::kBFloat16, want.out.shape());
@@ -181,7 +186,7 @@ TEST_P(Attention, UnalignedOutputsGiveTheSameBits) {
     forward.out = out;
     forward.lse = lse;
     forward.max_logits = max_logits;
-    attention_forward(forward, runtime());
+    run_placed(forward, repeatable());
     EXPECT_TRUE(same_bits(out, want.out));
     EXPECT_TRUE(same_bits(lse, want.lse));
     EXPECT_TRUE(same_bits(max_logits, want.max_logits));
@@ -197,7 +202,7 @@ TEST_P(Attention, UnalignedOutputsGiveTheSameBits) {
     backward.grad_q = grad_q;
     backward.grad_kv = grad_kv;
     backward.grad_attn_sink = grad_sink;
-    attention_backward(backward, runtime());
+    run_placed(backward, repeatable());
     EXPECT_TRUE(same_bits(grad_q, want.grad_q));
     EXPECT_TRUE(same_bits(grad_kv, want.grad_kv));
     EXPECT_TRUE(same_bits(grad_sink, *want.grad_attn_sink));
@@ -209,11 +214,11 @@ TEST_P(Attention, UnalignedOutputsGiveTheSameBits) {
 TEST_P(Attention, CallsDoNotRememberEachOther) {
   const AttentionProblem first = mixed_problem(91);
   AttentionProblem second = mixed_problem(92);
-  const AttentionResult want_first = run_attention(first, runtime());
-  const AttentionResult want_second = run_attention(second, runtime());
+  const AttentionResult want_first = run_attention(first, repeatable());
+  const AttentionResult want_second = run_attention(second, repeatable());
   // forward 1, forward 2, backward 1, backward 2
-  const AttentionResult f1 = run_forward(first, runtime());
-  const AttentionResult f2 = run_forward(second, runtime());
+  const AttentionResult f1 = run_forward(first, repeatable());
+  const AttentionResult f2 = run_forward(second, repeatable());
   EXPECT_TRUE(same_bits(f1.out, want_first.out));
   EXPECT_TRUE(same_bits(f2.out, want_second.out));
   const auto gradients = [&](const AttentionProblem& problem, const AttentionResult& forward,
@@ -227,7 +232,7 @@ TEST_P(Attention, CallsDoNotRememberEachOther) {
     args.grad_out = problem.grad_out;
     args.grad_q = grad_q;
     args.grad_kv = grad_kv;
-    attention_backward(args, runtime());
+    run_placed(args, repeatable());
     EXPECT_TRUE(same_bits(grad_q, want.grad_q));
     EXPECT_TRUE(same_bits(grad_kv, want.grad_kv));
   };
@@ -237,12 +242,12 @@ TEST_P(Attention, CallsDoNotRememberEachOther) {
 
 TEST_P(Attention, CallsFromSeveralThreadsDoNotDisturbEachOther) {
   const AttentionProblem problems[] = {mixed_problem(93), mixed_problem(94, 512)};
-  const AttentionResult want[] = {run_attention(problems[0], runtime()),
-                                  run_attention(problems[1], runtime())};
+  const AttentionResult want[] = {run_attention(problems[0], repeatable()),
+                                  run_attention(problems[1], repeatable())};
   std::vector<std::string> failures(2);
   const auto work = [&](std::size_t i) {
     for (int repeat = 0; repeat < 5; ++repeat) {
-      const auto same = same_result_bits(run_attention(problems[i], runtime()), want[i]);
+      const auto same = same_result_bits(run_attention(problems[i], repeatable()), want[i]);
       if (!same) failures[i] = same.message();
     }
   };
@@ -256,7 +261,7 @@ TEST_P(Attention, CallsFromSeveralThreadsDoNotDisturbEachOther) {
 TEST_P(Attention, InputsAreNotWritten) {
   const AttentionProblem problem = mixed_problem(95);
   const AttentionProblem before = problem;
-  run_attention(problem, runtime());
+  run_attention(problem, repeatable());
   EXPECT_TRUE(same_bits(problem.q, before.q));
   EXPECT_TRUE(same_bits(problem.kv, before.kv));
   EXPECT_TRUE(same_bits(problem.topk_indices, before.topk_indices));

@@ -26,7 +26,7 @@ TEST_P(Attention, NoQueriesMayComeWithNullPointers) {
   args.softmax_scale = 1;
   args.out = TensorView::contiguous(nullptr, DType::kBFloat16, {0, 4, 512});
   args.lse = TensorView::contiguous(nullptr, DType::kFloat32, {0, 4});
-  EXPECT_NO_THROW(attention_forward(args, runtime()));
+  EXPECT_NO_THROW(run_placed(args, runtime()));
 }
 
 TEST_P(Attention, NoKeysLeavesEveryRowEmpty) {
@@ -77,7 +77,7 @@ TEST_P(Attention, OffsetsBeyond32BitsAreRight) {
   constexpr std::int64_t kStride = (std::int64_t{1} << 30) + 2048;
   AttentionProblem problem = random_attention({.t_q = 5, .t_k = 5, .heads = 2, .topk = 4}, 117);
   problem.set_sink({0.5, -0.5});
-  const AttentionResult want = run_attention(problem, runtime());
+  const AttentionResult want = run_attention(problem, repeatable());
 
   const MappedMemory q(spread_bytes(problem.q, kStride)), kv(spread_bytes(problem.kv, kStride));
   const MappedMemory indices(spread_bytes(problem.topk_indices, kStride));
@@ -97,7 +97,7 @@ TEST_P(Attention, OffsetsBeyond32BitsAreRight) {
   const HostTensor lse_again(DType::kFloat32, want.lse.shape());
   forward.out = out_again;
   forward.lse = lse_again;
-  attention_forward(forward, runtime());
+  run_placed(forward, repeatable());
   EXPECT_TRUE(same_bits(out_again, want.out));
   EXPECT_TRUE(same_bits(lse_again, want.lse));
 
@@ -110,7 +110,7 @@ TEST_P(Attention, OffsetsBeyond32BitsAreRight) {
   backward.grad_out = spread(problem.grad_out, kStride, grad_out);
   backward.grad_q = grad_q;
   backward.grad_kv = grad_kv;
-  attention_backward(backward, runtime());
+  run_placed(backward, repeatable());
   EXPECT_TRUE(same_bits(grad_q, want.grad_q));
   EXPECT_TRUE(same_bits(grad_kv, want.grad_kv));
 }

@@ -1,4 +1,6 @@
 """What the tests of the command share: calling it, and making input files."""
+import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -18,10 +20,28 @@ BINARY = os.environ.get("FLASHDSA_BIN", "")
 if not BINARY:
     raise SystemExit("FLASHDSA_BIN must name the flashdsa command")
 
+# FLASHDSA_TEST_BACKEND is the backend of every call() that names none; without it the command
+# chooses, and on a machine with a GPU that it can use that is the GPU's.
+CHOSEN = os.environ.get("FLASHDSA_TEST_BACKEND", "")
+WITH_BACKEND = ("metadata", "topk", "attend", "run", "verify", "bench")
+
 
 def call(*arguments, env=None, **keywords) -> subprocess.CompletedProcess:
-    return subprocess.run([BINARY, *map(str, arguments)], env={**os.environ, **(env or {})},
+    words = [str(argument) for argument in arguments]
+    is_free = words and words[0] in WITH_BACKEND and not any(
+        word.startswith("--backend") for word in words)
+    if CHOSEN and is_free:
+        words[1:1] = ["--backend", CHOSEN]
+    return subprocess.run([BINARY, *words], env={**os.environ, **(env or {})},
                           capture_output=True, text=True, timeout=600, **keywords)
+
+
+BACKEND = CHOSEN or json.loads(call("info", "--json").stdout)["backend"]
+ON_HOST = BACKEND in ("cpu", "reference")
+
+
+def digest(contents: bytes) -> str:
+    return f"{len(contents)} bytes, SHA-256 {hashlib.sha256(contents).hexdigest()[:16]}"
 
 
 def small_problem(rows: int = 12, heads: int = 2, width: int = 4, seed: int = 1) -> st.File:
@@ -75,5 +95,6 @@ class CommandTest(unittest.TestCase):
         return done.stderr
 
     def listing(self) -> dict:
-        return {path.name: path.read_bytes() if path.is_file() else None
+        """Every name in the folder with what its file holds, in few bytes."""
+        return {path.name: digest(path.read_bytes()) if path.is_file() else None
                 for path in self.folder.iterdir()}

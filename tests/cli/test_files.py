@@ -75,30 +75,40 @@ class Input(CommandTest):
                     self.assert_fails(2, "", command, self.source, self.out, "--softmax-scale=1",
                                       "--index-topk=4")
 
+    def truncate_while_reading(self, whole: bytes, delay: float) -> str:
+        """Runs `attend`, shortens its input after `delay` and returns its message, "" for none."""
+        self.source.write_bytes(whole)
+        process = subprocess.Popen([BINARY, "attend", self.source, self.out],
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        time.sleep(delay)
+        os.truncate(self.source, 4096)
+        error = process.communicate(timeout=600)[1]
+        self.assertEqual(process.returncode, 2 if error else 0, error)
+        self.assertEqual(error.count("\n"), 1 if error else 0, error)
+        self.assertEqual(self.out.exists(), error == "")
+        self.out.unlink(missing_ok=True)
+        return error
+
     def test_file_that_shrinks_while_it_is_read(self):
         """The header is good, the bytes vanish before the tensor is loaded."""
-        rows = 1 << 14
         file = small_problem()
-        file.put("kv", "BF16", np.zeros((rows, 1, 576), np.uint16))
+        file.put("kv", "BF16", np.zeros((1 << 14, 1, 576), np.uint16))
         file.put("topk_indices", "I32", np.zeros((12, 1, 4)))
         self.write(file)
         whole = self.source.read_bytes()
-        refused = 0
-        for delay in np.linspace(0, 0.03, 25):
-            self.source.write_bytes(whole)
-            process = subprocess.Popen([BINARY, "attend", self.source, self.out],
-                                       stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-            time.sleep(delay)
-            os.truncate(self.source, 4096)
-            error = process.communicate(timeout=120)[1].decode()
-            self.assertIn(process.returncode, (0, 2), error)
-            if process.returncode == 2:
-                self.assertEqual(error.count("\n"), 1)
-                self.assertFalse(self.out.exists())
-                refused += "shrank" in error
-            self.out.unlink(missing_ok=True)
-        if refused == 0:
-            self.skipTest("no call was caught between the header and its tensors")
+        early, late = 0.0, 0.0  # delays that were too short and too long; 0: none yet
+        for _ in range(60):
+            delay = (early + late) / 2 if late > 0 else max(2 * early, 0.001)
+            error = self.truncate_while_reading(whole, delay)
+            if "shrank" in error:
+                return
+            if error:
+                early = delay
+            else:
+                late = delay
+            if late - early < 1e-4 and late > 0:
+                early, late = early / 2, 0.0  # other work disturbed the search
+        self.skipTest("no call was caught between the header and its tensors")
 
 
 class OutputFile(CommandTest):
@@ -227,21 +237,26 @@ class OutputFile(CommandTest):
         self.assertEqual(self.out.read_bytes(), right)
 
     def test_interrupted_writing_leaves_nothing(self):
-        """Terminated at whatever moment, the command leaves the folder as it was."""
+        """Terminated at whatever moment, the command leaves OUT as it was or complete, and nothing
+        beside it."""
+        self.write(small_problem(rows=1500, heads=8, width=64))
+        command = [BINARY, "run", self.source, self.out, "--deterministic"]
+        begin = time.monotonic()
+        subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+        duration = time.monotonic() - begin
+        after = self.listing()
         self.out.write_bytes(b"old")
-        file = small_problem(rows=1500, heads=8, width=64)
-        self.write(file)
         before = self.listing()
-        for delay in np.linspace(0.02, 0.6, 12):
-            process = subprocess.Popen([BINARY, "run", self.source, self.out],
-                                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for delay in np.linspace(0, 1.1 * duration, 16):
+            self.out.write_bytes(b"old")
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL,
+                                       stderr=subprocess.DEVNULL)
             time.sleep(delay)
             process.send_signal(signal.SIGTERM)
-            code = process.wait(timeout=120)
-            if code == 0:
-                break  # it was ready before
-            self.assertEqual(code, -signal.SIGTERM)
-            self.assertEqual(self.listing(), before)
+            code = process.wait(timeout=600)
+            self.assertIn(code, (0, -signal.SIGTERM))
+            # The signal may also come between the renaming and the end of the process.
+            self.assertIn(self.listing(), [after] if code == 0 else [before, after])
 
 
 class Terminal(CommandTest):
@@ -272,7 +287,13 @@ class Terminal(CommandTest):
         self.assertTrue(shown.endswith("\r\x1b[K"), shown[-80:])
 
     def test_short_work_shows_nothing(self):
-        self.assertEqual(self.run_on_terminal(rows=12), "")
+        for _ in range(5):
+            begin = time.monotonic()
+            shown = self.run_on_terminal(rows=12)
+            if time.monotonic() - begin < 2:
+                self.assertEqual(shown, "")
+                return
+        self.skipTest("the machine is too busy for a call of less than two seconds")
 
 
 if __name__ == "__main__":

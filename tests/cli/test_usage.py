@@ -123,7 +123,7 @@ class Usage(CommandTest):
     def test_unavailable_backend(self):
         files = (self.source, self.out)
         for command in (("info",), ("metadata", *files), ("topk", *files), ("attend", *files),
-                        ("run", *files), ("verify", self.source)):
+                        ("run", *files), ("verify", self.source), ("bench",)):
             listed = json.loads(call("info", "--json").stdout)["backends"]
             for entry in (e for e in listed if not e["available"]):
                 with self.subTest(command=command[0], backend=entry["name"]):
@@ -188,18 +188,18 @@ class Output(CommandTest):
                                         "total_key_tokens": "12", "all_rows_nonempty": "true"})
 
     def test_run_does_not_use_a_selection_of_the_file(self):
-        self.assert_succeeds("run", self.source, self.out)
+        self.assert_succeeds("run", self.source, self.out, "--deterministic")
         right = st.read(self.out)
         file = small_problem()
         file.put("topk_indices", "I32", np.zeros((12, 1, 4)))
         file.put("topk_length", "I32", np.zeros(12))
         self.write(file)
-        self.assert_succeeds("run", self.source, self.out)
+        self.assert_succeeds("run", self.source, self.out, "--deterministic")
         for name, tensor in st.read(self.out).tensors.items():
             np.testing.assert_array_equal(tensor, right.tensors[name])
 
     def test_run_equals_its_three_steps(self):
-        self.assert_succeeds("run", self.source, self.out, "--scores")
+        self.assert_succeeds("run", self.source, self.out, "--scores", "--deterministic")
         whole = st.read(self.out)
         self.assert_succeeds("topk", self.source, self.out, "--scores")
         selection = st.read(self.out)
@@ -207,7 +207,7 @@ class Output(CommandTest):
         for name in ("topk_indices", "topk_length"):
             file.put(name, "I32", selection.tensors[name])
         self.write(file)
-        self.assert_succeeds("attend", self.source, self.out)
+        self.assert_succeeds("attend", self.source, self.out, "--deterministic")
         for name, tensor in {**selection.tensors, **st.read(self.out).tensors}.items():
             np.testing.assert_array_equal(tensor, whole.tensors[name])
 
@@ -226,7 +226,7 @@ class Output(CommandTest):
             is_integer = file.dtypes[name] == "I32"
             wide.put(name, *(("I32", tensor) if is_integer else ("F64", file.as_float(name))))
         self.write(wide)
-        self.assert_succeeds("run", self.source, self.out)
+        self.assert_succeeds("run", self.source, self.out, "--backend", "auto")
         self.assertEqual({st.read(self.out).dtypes[n] for n in ("out", "lse", "grad_q", "grad_kv")},
                          {"F64"})
         self.assert_fails(3, "cpu", "run", self.source, self.out, "--backend", "cpu")

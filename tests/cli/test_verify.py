@@ -5,7 +5,7 @@ import unittest
 from unittest import mock
 
 import numpy as np
-from command import CASES, CommandTest, call, small_problem, st
+from command import BACKEND, CASES, CommandTest, call, small_problem, st
 import check  # found through command
 import run_cases
 
@@ -40,11 +40,11 @@ class Verify(CommandTest):
     def compare(self, case: dict, op: str) -> int:
         """Runs op and verify on a case; returns how many lines of the two tables were compared."""
         source = CASES / case["input"]
-        self.assert_succeeds(op, source, self.out, "--backend", "cpu")
+        self.assert_succeeds(op, source, self.out, "--backend", BACKEND, "--deterministic")
         problem = check.Problem(st.read(source), case.get("options"))
-        report = check.check_file(problem, st.read(self.out), op, "cpu", strict=True)
-        table = json.loads(self.assert_succeeds("verify", source, "--backend", "cpu",
-                                                "--json").stdout)["errors"]
+        report = check.check_file(problem, st.read(self.out), op, BACKEND, strict=True)
+        table = json.loads(self.assert_succeeds("verify", source, "--backend", BACKEND,
+                                                "--deterministic", "--json").stdout)["errors"]
         ours = {(line["tensor"], line["measure"].split(" [")[0]): line for line in table}
         compared = 0
         for tensor, what, got, bound, _ in report.lines:

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/simd/target.h"
+#include "tests/support/engines.h"
 #include "tests/support/expect_error.h"
 
 namespace flashdsa::test {
@@ -64,20 +65,33 @@ TEST(CopyTo, TakesATensorWithoutElements) {
 }
 
 TEST(CopyTo, RefusesAStridedTensor) {
-  TensorView view = Tensor::host(DType::kInt32, {2, 3});
+  const Tensor tensor = Tensor::host(DType::kInt32, {2, 3});
+  TensorView view = tensor;
   view.strides[0] = 4;
   expect_error([&] { return copy_to(view, {}); }, ErrorCode::kValue,
                "copy_to: the tensor must be contiguous, got int32 [2, 3]");
 }
 
-TEST(CopyTo, NeedsCudaForACudaDevice) {
-  if (backends()[0].detail != "not part of this build") GTEST_SKIP() << "the build has CUDA";
-  constexpr auto kSentence = "cuda: device memory cannot be used (not part of this build)";
-  constexpr Device kCuda{DeviceKind::kCuda, 0};
+TEST(CopyTo, RefusesARankThatNoTensorHas) {
+  TensorView view;
+  view.dtype = DType::kInt32;
+  view.rank = 9;
+  expect_error([&] { return copy_to(view, {}); }, ErrorCode::kValue,
+               "copy_to: the tensor must be contiguous, got int32 of rank 9");
+}
+
+TEST(CopyTo, NeedsTheDevice) {
+  constexpr Device kNoSuchDevice{DeviceKind::kCuda, 63};
   const Tensor host = Tensor::host(DType::kInt32, {2});
-  expect_error([&] { return copy_to(host, kCuda); }, ErrorCode::kUnavailable, kSentence);
   TensorView device = host;
-  device.device = kCuda;
+  device.device = kNoSuchDevice;
+  if (kBuildHasCuda) {
+    expect_error([&] { return copy_to(host, kNoSuchDevice); }, ErrorCode::kMemory,
+                 "tensor: expected 8 bytes on cuda:63, got none");
+    return;
+  }
+  constexpr auto kSentence = "cuda: device memory cannot be used (not part of this build)";
+  expect_error([&] { return copy_to(host, kNoSuchDevice); }, ErrorCode::kUnavailable, kSentence);
   expect_error([&] { return copy_to(device, {}); }, ErrorCode::kUnavailable, kSentence);
 }
 

@@ -5,6 +5,9 @@
 #include <array>
 #include <cstdint>
 #include <limits>
+#include <optional>
+#include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -147,6 +150,17 @@ TEST(Describe, PrintsDtypeAndShape) {
             "bool []");
 }
 
+TEST(Describe, NamesARankThatNoTensorHas) {
+  TensorView view = strided({8, 64, 576}, {1, 1, 1});
+  for (const int rank : {-1, 9, std::numeric_limits<int>::max(), std::numeric_limits<int>::min()}) {
+    view.rank = rank;
+    EXPECT_EQ(describe(view), "int32 of rank " + std::to_string(rank));
+    EXPECT_EQ(view.elements(), 0);
+    EXPECT_EQ(view.bytes(), 0u);
+    EXPECT_FALSE(view.is_contiguous());
+  }
+}
+
 TEST(Tensor, HostMemoryIsAlignedAndWritable) {
   for (const std::int64_t size : {1, 3, 64, 65, 1000}) {
     const Tensor tensor = Tensor::host(DType::kInt32, {2, size});
@@ -186,7 +200,16 @@ TEST(Tensor, IsUsableAsItsView) {
   const TensorView& view = tensor;
   EXPECT_EQ(&view, &tensor.view());
   EXPECT_EQ(describe(tensor), "bool [5]");
+  EXPECT_EQ(describe(Tensor::host(DType::kBool, {6})), "bool [6]");
 }
+
+// A view of a temporary would outlive its memory.
+static_assert(std::is_convertible_v<Tensor&, TensorView>);
+static_assert(std::is_convertible_v<const Tensor&, TensorView>);
+static_assert(!std::is_convertible_v<Tensor, TensorView>);
+static_assert(!std::is_convertible_v<const Tensor, TensorView>);
+static_assert(std::is_assignable_v<std::optional<TensorView>&, const Tensor&>);
+static_assert(!std::is_assignable_v<std::optional<TensorView>&, Tensor>);
 
 TEST(Tensor, RefusesWhatTheMachineCannotHold) {
   constexpr std::int64_t kSize = std::int64_t{1} << 58;  // an exabyte and more

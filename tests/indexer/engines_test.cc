@@ -3,5 +3,7 @@
 namespace flashdsa::test {
 
 INSTANTIATE_TEST_SUITE_P(Every, TopK, ::testing::ValuesIn(engines()), engine_name);
+INSTANTIATE_TEST_SUITE_P(Every, TopKOnHost, ::testing::ValuesIn(host_engines()), engine_name);
+INSTANTIATE_TEST_SUITE_P(Every, TopKBounded, ::testing::ValuesIn(bounded_engines()), engine_name);
 
 }  // namespace flashdsa::test

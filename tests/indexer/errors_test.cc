@@ -219,10 +219,10 @@ class TopKChecking : public TopK {
     call.args.causal_lengths.as<std::int32_t>()[1] = length;
     Runtime checking = runtime();
     checking.check = true;
-    expect_error([&] { indexer_topk(call.args, checking); }, ErrorCode::kData,
+    expect_error([&] { run_placed(call.args, checking); }, ErrorCode::kData,
                  "indexer_topk: " + sentence);
     EXPECT_TRUE(call.outputs_untouched());
-    EXPECT_NO_THROW(indexer_topk(call.args, runtime()));  // without the option it is tolerated
+    EXPECT_NO_THROW(run_placed(call.args, runtime()));  // without the option it is tolerated
   }
 };
 

@@ -2,6 +2,7 @@
 
 #include "tests/support/compare.h"
 #include "tests/support/engines.h"
+#include "tests/support/placement.h"
 #include "tests/support/topk_problem.h"
 
 namespace flashdsa::test {
@@ -15,5 +16,11 @@ class TopK : public EngineTest {
     EXPECT_TRUE(exactly_best(problem, run_topk(problem, runtime(), WantScores::kNo)));
   }
 };
+
+/// What only host engines have: threads and progress.
+class TopKOnHost : public TopK {};
+
+/// What the reference does not promise: bounded scratch.
+class TopKBounded : public TopK {};
 
 }  // namespace flashdsa::test

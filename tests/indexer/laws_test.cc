@@ -40,7 +40,7 @@ TEST_P(TopK, EveryRunGivesTheSameBits) {
   }
 }
 
-TEST_P(TopK, AnyThreadCountGivesTheSameBits) {
+TEST_P(TopKOnHost, AnyThreadCountGivesTheSameBits) {
   const TopkProblem problem = packed_problem(162);
   const TopkResult one = run_topk(problem, runtime_with_threads(1));
   for (const int threads : {2, 3, 5, 200}) {
@@ -152,7 +152,7 @@ TEST_P(TopK, UnalignedPointersGiveTheSameBits) {
     IndexerTopkArgs args = problem.inputs();
     args.topk_indices = topk_indices;
     args.topk_scores = topk_scores;
-    indexer_topk(args, runtime());
+    run_placed(args, runtime());
     EXPECT_TRUE(same_bits(topk_indices, want.topk_indices));
     EXPECT_TRUE(same_bits(topk_scores, *want.topk_scores));
     EXPECT_TRUE(topk_indices.bands_intact() && topk_scores.bands_intact());
@@ -192,9 +192,14 @@ TEST_P(TopK, PropertyRowAloneGivesTheBitsOfThePack) {
   });
 }
 
+// Budgets below what the scores of all rows need; a device holds more rows at once.
+std::vector<std::size_t> budgets_below_the_scores(bool is_on_device) {
+  if (is_on_device) return {std::size_t{8} << 20, std::size_t{24} << 20};
+  return {std::size_t{1} << 17, std::size_t{1} << 20};
+}
+
 // "No [T_q, T_k] score tensor; scratch under a stated budget at any length."
-TEST_P(TopK, ScratchStaysWithinTheBudget) {
-  if (is_reference()) GTEST_SKIP() << "the reference promises no budget";
+TEST_P(TopKBounded, ScratchStaysWithinTheBudget) {
   for (const std::int64_t t_k : {2000, 200000}) {
     TopkProblem problem = causal_topk(40, t_k, 1, 512);
     Random random(175);
@@ -207,7 +212,7 @@ TEST_P(TopK, ScratchStaysWithinTheBudget) {
     EXPECT_TRUE(exactly_best(rows_of(problem, 39, 1),
                              {want.topk_indices.rows(39, 1), want.topk_length.rows(39, 1),
                               want.topk_scores->rows(39, 1)}));
-    for (const std::size_t budget : {std::size_t{1} << 17, std::size_t{1} << 20}) {
+    for (const std::size_t budget : budgets_below_the_scores(is_on_device())) {
       Usage usage;
       Runtime on = runtime();
       on.scratch_budget_bytes = budget;
@@ -220,8 +225,7 @@ TEST_P(TopK, ScratchStaysWithinTheBudget) {
   }
 }
 
-TEST_P(TopK, DefaultBudgetHoldsAtFullWidth) {
-  if (is_reference()) GTEST_SKIP() << "the reference promises no budget";
+TEST_P(TopKBounded, DefaultBudgetHoldsAtFullWidth) {
   const TopkProblem problem = random_topk(200, 2300, 1, 2048, 176);
   Usage usage;
   Runtime on = runtime_with_threads(16);
@@ -230,7 +234,7 @@ TEST_P(TopK, DefaultBudgetHoldsAtFullWidth) {
   EXPECT_LE(usage.peak_scratch_bytes.load(), std::size_t{256} << 20);
 }
 
-TEST_P(TopK, ProgressCountsToItsTotal) {
+TEST_P(TopKOnHost, ProgressCountsToItsTotal) {
   Progress progress;
   Runtime on = runtime();
   on.progress = &progress;

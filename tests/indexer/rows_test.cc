@@ -144,7 +144,7 @@ TEST_P(TopK, TrivialRowsReadNeitherKeyNorQuery) {
   args.head_weights.data = forbidden.data();
   args.topk_indices = topk_indices;
   args.topk_length = topk_length;
-  indexer_topk(args, runtime());
+  run_placed(args, runtime());
   const TopkResult want = run_topk(problem, runtime());
   EXPECT_TRUE(same_bits(topk_indices, want.topk_indices));
   EXPECT_TRUE(same_bits(topk_length, want.topk_length));
@@ -167,7 +167,7 @@ TEST_P(TopK, LengthAndScoresAreOptional) {
   IndexerTopkArgs args = problem.inputs();
   args.topk_indices = topk_indices;
   args.total_key_tokens = 50;
-  indexer_topk(args, runtime());
+  run_placed(args, runtime());
   EXPECT_TRUE(same_bits(topk_indices, run_topk(problem, runtime()).topk_indices));
 }
 
@@ -185,7 +185,7 @@ TEST_P(TopK, MetadataBeyondTheStorageIsNeverFollowed) {
     args.topk_indices = topk_indices;
     args.topk_length = topk_length;
     if (scores) args.topk_scores = topk_scores;
-    indexer_topk(args, runtime());
+    run_placed(args, runtime());
     TopkResult result{topk_indices, topk_length, std::nullopt};
     if (scores) result.topk_scores = topk_scores;
     EXPECT_TRUE(exactly_best(problem, result));  // the visible keys that lie in the storage
@@ -206,7 +206,7 @@ TEST_P(TopK, NothingOutsideTheTensorsIsRead) {
     args.starts = starts;
     args.causal_lengths = lengths;
     args.topk_indices = topk_indices;
-    indexer_topk(args, runtime());
+    run_placed(args, runtime());
     EXPECT_TRUE(same_bits(topk_indices, run_topk(problem, runtime()).topk_indices));
   }
 }
@@ -236,7 +236,7 @@ TEST_P(TopK, OffsetsBeyond32BitsAreRight) {
   args.index_k = spread(problem.index_k, k);
   args.head_weights = spread(problem.head_weights, weights);
   args.topk_indices = topk_indices;
-  indexer_topk(args, runtime());
+  run_placed(args, runtime());
   EXPECT_TRUE(same_bits(topk_indices, run_topk(problem, runtime()).topk_indices));
 }
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "tests/metadata/layout.h"
+#include "tests/metadata/fixture.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/property.h"
 
@@ -22,12 +22,17 @@ PackedLayout example() {
   return layout;
 }
 
-PackedMetadata build_capture_safe(PackedLayout layout, bool key_sources = true) {
-  PackedMetadataArgs args = layout.args();
-  args.capture_safe = true;
-  args.key_sources = key_sources;
-  return prepare_packed_metadata(args);
-}
+class CaptureSafeMetadata : public MetadataTest {
+ protected:
+  PackedMetadata build_capture_safe(PackedLayout layout, bool key_sources = true) const {
+    PackedMetadataArgs args = layout.args();
+    args.capture_safe = true;
+    args.key_sources = key_sources;
+    return run_placed(args, runtime());
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Every, CaptureSafeMetadata, kMetadataEngines, engine_name);
 
 MetadataStatus status_of(const PackedMetadata& metadata) {
   EXPECT_TRUE(metadata.status.has_value());
@@ -35,7 +40,7 @@ MetadataStatus status_of(const PackedMetadata& metadata) {
   return static_cast<MetadataStatus>(metadata.status->span<std::int32_t>()[0]);
 }
 
-TEST(CaptureSafeMetadata, TensorsHaveTheirCapacityAndTailsRepeat) {
+TEST_P(CaptureSafeMetadata, TensorsHaveTheirCapacityAndTailsRepeat) {
   const PackedMetadata got = build_capture_safe(example());
   const MetadataFields want = {
       .starts = {0, 0, 4, 4, 4},
@@ -55,30 +60,29 @@ TEST(CaptureSafeMetadata, TensorsHaveTheirCapacityAndTailsRepeat) {
   EXPECT_EQ(status_of(got), MetadataStatus::kGood);
 }
 
-TEST(CaptureSafeMetadata, KeySourcesMayBeLeftOut) {
+TEST_P(CaptureSafeMetadata, KeySourcesMayBeLeftOut) {
   const PackedMetadata got = build_capture_safe(example(), false);
   EXPECT_FALSE(got.key_source_indices.has_value());
   EXPECT_EQ(status_of(got), MetadataStatus::kGood);
 }
 
-TEST(CaptureSafeMetadata, KeySourcesAreAbsentWhenAllRowsAreQueries) {
+TEST_P(CaptureSafeMetadata, KeySourcesAreAbsentWhenAllRowsAreQueries) {
   PackedLayout layout = example();
   layout.query_indices.reset();
   EXPECT_FALSE(build_capture_safe(layout).key_source_indices.has_value());
 }
 
-TEST(CaptureSafeMetadata, ExactBuildHasNoStatusAndIgnoresKeySources) {
+TEST_P(CaptureSafeMetadata, ExactBuildHasNoStatusAndIgnoresKeySources) {
   PackedLayout layout = example();
   PackedMetadataArgs args = layout.args();
   args.key_sources = false;
-  const PackedMetadata got = prepare_packed_metadata(args);
+  const PackedMetadata got = run_placed(args, runtime());
   EXPECT_FALSE(got.status.has_value());
   EXPECT_TRUE(got.key_source_indices.has_value());
 }
 
 // Bad contents: the status, and every row empty in tensors of the same shapes.
-void expect_status(const PackedLayout& layout, MetadataStatus status) {
-  const PackedMetadata got = build_capture_safe(layout);
+void expect_status(const PackedMetadata& got, const PackedLayout& layout, MetadataStatus status) {
   EXPECT_EQ(status_of(got), status) << text(layout);
   const MetadataFields fields = fields_of(got);
   const std::size_t rows = layout.query_indices->size();
@@ -93,11 +97,11 @@ void expect_status(const PackedLayout& layout, MetadataStatus status) {
             Numbers(static_cast<std::size_t>(layout.total_key_tokens), -1));
 }
 
-TEST(CaptureSafeMetadata, EveryBrokenRuleHasItsStatus) {
-  const auto expect = [](MetadataStatus status, const auto& change) {
+TEST_P(CaptureSafeMetadata, EveryBrokenRuleHasItsStatus) {
+  const auto expect = [&](MetadataStatus status, const auto& change) {
     PackedLayout layout = example();
     change(layout);
-    expect_status(layout, status);
+    expect_status(build_capture_safe(layout), layout, status);
   };
   expect(MetadataStatus::kCuSeqlensStart, [](auto& x) { x.cu_seqlens = {1, 3, 7, 9}; });
   expect(MetadataStatus::kCuSeqlensOrder, [](auto& x) { x.cu_seqlens = {0, 3, 3, 9}; });
@@ -115,19 +119,19 @@ TEST(CaptureSafeMetadata, EveryBrokenRuleHasItsStatus) {
   });
 }
 
-TEST(CaptureSafeMetadata, StatusIsTheFirstBrokenRule) {
+TEST_P(CaptureSafeMetadata, StatusIsTheFirstBrokenRule) {
   PackedLayout layout = example();
   layout.query_indices = {{7, 5, 99}};
-  expect_status(layout, MetadataStatus::kPositionOutside);
+  expect_status(build_capture_safe(layout), layout, MetadataStatus::kPositionOutside);
   layout.max_seqlen = 1;
-  expect_status(layout, MetadataStatus::kMaxSeqlen);
+  expect_status(build_capture_safe(layout), layout, MetadataStatus::kMaxSeqlen);
   layout.cu_seqlens_padded = {0, 2, 9, 12};
-  expect_status(layout, MetadataStatus::kPaddedBelowReal);
+  expect_status(build_capture_safe(layout), layout, MetadataStatus::kPaddedBelowReal);
   layout.cu_seqlens[0] = 2;
-  expect_status(layout, MetadataStatus::kCuSeqlensStart);
+  expect_status(build_capture_safe(layout), layout, MetadataStatus::kCuSeqlensStart);
 }
 
-TEST(CaptureSafeMetadata, StatusNumbersAreThoseOfTheHeader) {
+TEST(MetadataStatus, NumbersAreThoseOfTheHeader) {
   const MetadataStatus order[] = {MetadataStatus::kGood,
                                   MetadataStatus::kCuSeqlensStart,
                                   MetadataStatus::kCuSeqlensOrder,
@@ -142,14 +146,14 @@ TEST(CaptureSafeMetadata, StatusNumbersAreThoseOfTheHeader) {
   for (int i = 0; i <= 10; ++i) EXPECT_EQ(static_cast<int>(order[i]), i);
 }
 
-TEST(CaptureSafeMetadata, WrongTypesAndShapesStillThrow) {
+TEST_P(CaptureSafeMetadata, WrongTypesAndShapesStillThrow) {
   PackedLayout layout = example();
   layout.padding_mask = std::vector<std::uint8_t>(4);
   expect_error([&] { return build_capture_safe(layout); }, ErrorCode::kValue,
                "prepare_packed_metadata: padding_mask must be bool [T_q] = [5], got bool [4]");
 }
 
-TEST(CaptureSafeMetadata, TailOfRepeatedBoundariesIsTheLenientAnswer) {
+TEST_P(CaptureSafeMetadata, TailOfRepeatedBoundariesIsTheLenientAnswer) {
   PackedLayout layout = example();
   layout.cu_seqlens = {0, 3, 7, 9, 9, 9};
   layout.cu_seqlens_padded = {0, 4, 9, 12, 12, 12};
@@ -166,8 +170,8 @@ Numbers stretched(Numbers numbers, std::size_t entries, std::int64_t tail) {
   return numbers;
 }
 
-TEST(CaptureSafeMetadata, RowsAreThoseOfTheExactBuild) {
-  check_property(1000, 21, [] {
+TEST_P(CaptureSafeMetadata, RowsAreThoseOfTheExactBuild) {
+  check_property(is_on_device() ? 100 : 1000, 21, [&] {
     PackedLayout layout;
     layout.cu_seqlens = {0};
     layout.cu_seqlens_padded = {0};

@@ -4,7 +4,7 @@
 
 #include <numeric>
 
-#include "tests/metadata/layout.h"
+#include "tests/metadata/fixture.h"
 
 namespace flashdsa::test {
 namespace {
@@ -28,7 +28,10 @@ PackedLayout example() {
   return layout;
 }
 
-TEST(Metadata, WorkedExampleOfTheSpecification) {
+class Metadata : public MetadataTest {};
+INSTANTIATE_TEST_SUITE_P(Every, Metadata, kMetadataEngines, engine_name);
+
+TEST_P(Metadata, WorkedExampleOfTheSpecification) {
   PackedLayout layout = example();
   layout.query_indices = interval(2, 9);
   layout.max_seqlen = 4;
@@ -55,7 +58,7 @@ TEST(Metadata, WorkedExampleOfTheSpecification) {
   }
 }
 
-TEST(Metadata, WithoutQueriesEveryRowIsOne) {
+TEST_P(Metadata, WithoutQueriesEveryRowIsOne) {
   const MetadataFields want = {
       .starts = {0, 0, 0, 0, 4, 4, 4, 4, 4, 9, 9, 9},
       .causal_lengths = {1, 2, 3, 0, 1, 2, 3, 4, 0, 1, 2, 0},
@@ -76,7 +79,7 @@ TEST(Metadata, WithoutQueriesEveryRowIsOne) {
   EXPECT_EQ(text(build(listed)), text(want));
 }
 
-TEST(Metadata, WithoutPaddingStorageIsCompact) {
+TEST_P(Metadata, WithoutPaddingStorageIsCompact) {
   PackedLayout layout;
   layout.cu_seqlens = {0, 2, 3};
   layout.total_key_tokens = 3;
@@ -97,7 +100,7 @@ TEST(Metadata, WithoutPaddingStorageIsCompact) {
   EXPECT_EQ(text(build(layout)), text(want));
 }
 
-TEST(Metadata, OneRowIsAValidCall) {
+TEST_P(Metadata, OneRowIsAValidCall) {
   PackedLayout layout;
   layout.cu_seqlens = {0, 64, 128};
   layout.total_key_tokens = 128;
@@ -110,7 +113,7 @@ TEST(Metadata, OneRowIsAValidCall) {
   EXPECT_EQ(*got.key_source_indices, interval(64, 100));
 }
 
-TEST(Metadata, SliceSeesItsDocumentsFromTheirStart) {
+TEST_P(Metadata, SliceSeesItsDocumentsFromTheirStart) {
   PackedLayout layout;
   layout.cu_seqlens = {0, 100, 160};
   layout.total_key_tokens = 160;
@@ -125,7 +128,7 @@ TEST(Metadata, SliceSeesItsDocumentsFromTheirStart) {
   EXPECT_EQ(got.max_seqlen_k, 100);
 }
 
-TEST(Metadata, PrefixesOfAMiddleSliceAreRepacked) {
+TEST_P(Metadata, PrefixesOfAMiddleSliceAreRepacked) {
   PackedLayout layout = example();
   layout.query_indices = interval(6, 9);
   const MetadataFields got = build(layout);
@@ -135,7 +138,7 @@ TEST(Metadata, PrefixesOfAMiddleSliceAreRepacked) {
   EXPECT_EQ(*got.key_source_indices, (Numbers{4, 5, 6, 7, 8, 9}));
 }
 
-TEST(Metadata, GapInsideADocumentDoesNotSplitARun) {
+TEST_P(Metadata, GapInsideADocumentDoesNotSplitARun) {
   PackedLayout layout = example();
   layout.query_mode = QueryMode::kGeneral;
   layout.query_indices = Numbers{1, 4, 7, 10, 11};
@@ -159,7 +162,7 @@ TEST(Metadata, GapInsideADocumentDoesNotSplitARun) {
   }
 }
 
-TEST(Metadata, GeneralModeMayPassOverWholeDocuments) {
+TEST_P(Metadata, GeneralModeMayPassOverWholeDocuments) {
   PackedLayout layout = example();
   layout.query_mode = QueryMode::kGeneral;
   layout.query_indices = Numbers{2, 9};
@@ -169,7 +172,7 @@ TEST(Metadata, GeneralModeMayPassOverWholeDocuments) {
   EXPECT_EQ(*got.key_source_indices, (Numbers{0, 1, 2, 9}));
 }
 
-TEST(Metadata, ZigzagShardSeesWhatTheWholeSees) {
+TEST_P(Metadata, ZigzagShardSeesWhatTheWholeSees) {
   PackedLayout layout;
   layout.cu_seqlens = {0, 5, 16};
   layout.total_key_tokens = 16;
@@ -184,7 +187,7 @@ TEST(Metadata, ZigzagShardSeesWhatTheWholeSees) {
   }
 }
 
-TEST(Metadata, MaskOutranksTheLengths) {
+TEST_P(Metadata, MaskOutranksTheLengths) {
   PackedLayout layout;  // one document that absorbed its two rows of padding
   layout.cu_seqlens = {0, 5};
   layout.total_key_tokens = 5;
@@ -197,7 +200,7 @@ TEST(Metadata, MaskOutranksTheLengths) {
   EXPECT_EQ(got.segment_cu_k, (Numbers{0, 5}));
 }
 
-TEST(Metadata, MaskedRowInTheMiddleLeavesTheOthersAlone) {
+TEST_P(Metadata, MaskedRowInTheMiddleLeavesTheOthersAlone) {
   PackedLayout layout = example();
   const MetadataFields unmasked = build(layout);
   layout.padding_mask = std::vector<std::uint8_t>(12);
@@ -208,20 +211,20 @@ TEST(Metadata, MaskedRowInTheMiddleLeavesTheOthersAlone) {
   EXPECT_EQ(text(build(layout)), text(want));  // its key still counts for the rows behind it
 }
 
-TEST(Metadata, MaskCannotMakePaddingReal) {
+TEST_P(Metadata, MaskCannotMakePaddingReal) {
   PackedLayout layout = example();
   layout.padding_mask = std::vector<std::uint8_t>(12);
   EXPECT_EQ(text(build(layout)), text(build(example())));
 }
 
-TEST(Metadata, MaskIsOfLocalRows) {
+TEST_P(Metadata, MaskIsOfLocalRows) {
   PackedLayout layout = example();
   layout.query_indices = interval(4, 6);
   layout.padding_mask = {0, 1, 0};
   EXPECT_EQ(build(layout).causal_lengths, (Numbers{1, 0, 3}));
 }
 
-TEST(Metadata, EveryByteButZeroIsPadding) {
+TEST_P(Metadata, EveryByteButZeroIsPadding) {
   PackedLayout layout;
   layout.cu_seqlens = {0, 5};
   layout.total_key_tokens = 5;
@@ -231,7 +234,7 @@ TEST(Metadata, EveryByteButZeroIsPadding) {
   EXPECT_EQ(got.causal_lengths, (Numbers{1, 0, 0, 0, 0}));
 }
 
-TEST(Metadata, AllRowsMaskedGiveAnEmptyListOfValidRows) {
+TEST_P(Metadata, AllRowsMaskedGiveAnEmptyListOfValidRows) {
   PackedLayout layout;
   layout.cu_seqlens = {0, 2};
   layout.total_key_tokens = 2;
@@ -242,7 +245,7 @@ TEST(Metadata, AllRowsMaskedGiveAnEmptyListOfValidRows) {
   EXPECT_EQ(got.causal_lengths, (Numbers{0, 0}));
 }
 
-TEST(Metadata, LastPositionOfTheLargestStorage) {
+TEST_P(Metadata, LastPositionOfTheLargestStorage) {
   PackedLayout layout;
   layout.cu_seqlens = {0, 2147483644, 2147483645};
   layout.cu_seqlens_padded = {0, 2147483644, 2147483646};
@@ -270,16 +273,16 @@ TEST(Metadata, LastPositionOfTheLargestStorage) {
   }
 }
 
-TEST(Metadata, CallDoesNotChangeItsArguments) {
+TEST_P(Metadata, CallDoesNotChangeItsArguments) {
   PackedLayout layout = example();
   layout.query_indices = interval(2, 9);
   layout.padding_mask = std::vector<std::uint8_t>(8, 1);
   const PackedLayout before = layout;
-  prepare_packed_metadata(layout.args());
+  run_placed(layout.args(), runtime());
   EXPECT_EQ(text(layout), text(before));
 }
 
-TEST(Metadata, HostBackendsGiveTheSame) {
+TEST(MetadataBackends, HostBackendsGiveTheSame) {
   PackedLayout layout = example();
   layout.query_indices = interval(2, 9);
   for (const Backend backend : {Backend::kAuto, Backend::kCpu, Backend::kReference}) {
@@ -288,6 +291,9 @@ TEST(Metadata, HostBackendsGiveTheSame) {
     EXPECT_EQ(text(build(layout, runtime)), text(by_definition(layout)));
   }
 }
+
+class LenientMetadata : public MetadataTest {};
+INSTANTIATE_TEST_SUITE_P(Every, LenientMetadata, kMetadataEngines, engine_name);
 
 PackedLayout lenient(std::vector<std::int32_t> cu, std::vector<std::int32_t> padded) {
   PackedLayout layout;
@@ -298,7 +304,7 @@ PackedLayout lenient(std::vector<std::int32_t> cu, std::vector<std::int32_t> pad
   return layout;
 }
 
-TEST(LenientMetadata, EmptyDocumentsInFrontMiddleAndTail) {
+TEST_P(LenientMetadata, EmptyDocumentsInFrontMiddleAndTail) {
   // Real lengths 0 3 0 0 2 0 in storage 0 4 0 2 2 0.
   const PackedLayout layout = lenient({0, 0, 3, 3, 3, 5, 5}, {0, 0, 4, 4, 6, 8, 8});
   const MetadataFields want = {
@@ -318,14 +324,14 @@ TEST(LenientMetadata, EmptyDocumentsInFrontMiddleAndTail) {
   EXPECT_EQ(text(build(layout)), text(want));
 }
 
-TEST(LenientMetadata, DocumentWithoutStorageChangesNothing) {
+TEST_P(LenientMetadata, DocumentWithoutStorageChangesNothing) {
   const MetadataFields want = build(lenient({0, 3, 5}, {0, 4, 8}));
   EXPECT_EQ(text(build(lenient({0, 0, 3, 5}, {0, 0, 4, 8}))), text(want));
   EXPECT_EQ(text(build(lenient({0, 3, 3, 3, 5}, {0, 4, 4, 4, 8}))), text(want));
   EXPECT_EQ(text(build(lenient({0, 3, 5, 5, 5, 5}, {0, 4, 8, 8, 8, 8}))), text(want));
 }
 
-TEST(LenientMetadata, TailOfRepeatedBoundariesNeedsNoPaddedLayout) {
+TEST_P(LenientMetadata, TailOfRepeatedBoundariesNeedsNoPaddedLayout) {
   PackedLayout layout;
   layout.cu_seqlens = {0, 3, 5, 5, 5};
   layout.total_key_tokens = 5;
@@ -334,7 +340,7 @@ TEST(LenientMetadata, TailOfRepeatedBoundariesNeedsNoPaddedLayout) {
   EXPECT_EQ(build(layout).causal_lengths, (Numbers{1, 2, 3, 1, 2}));
 }
 
-TEST(LenientMetadata, StorageOfAnEmptyDocumentIsAllPadding) {
+TEST_P(LenientMetadata, StorageOfAnEmptyDocumentIsAllPadding) {
   const MetadataFields got = build(lenient({0, 0, 2, 2}, {0, 3, 5, 6}));
   EXPECT_EQ(got.starts, (Numbers{0, 0, 0, 3, 3, 5}));
   EXPECT_EQ(got.causal_lengths, (Numbers{0, 0, 0, 1, 2, 0}));
@@ -342,7 +348,7 @@ TEST(LenientMetadata, StorageOfAnEmptyDocumentIsAllPadding) {
   EXPECT_EQ(got.segment_cu_q, (Numbers{0, 3, 5, 6}));
 }
 
-TEST(LenientMetadata, AllDocumentsMayBeEmpty) {
+TEST_P(LenientMetadata, AllDocumentsMayBeEmpty) {
   PackedLayout layout = lenient({0, 0, 0}, {0, 2, 3});
   layout.max_seqlen = 0;
   const MetadataFields got = build(layout);
@@ -351,7 +357,7 @@ TEST(LenientMetadata, AllDocumentsMayBeEmpty) {
   EXPECT_EQ(got.segment_cu_q, (Numbers{0, 2, 3}));
 }
 
-TEST(LenientMetadata, IsTheStrictAnswerWhereStrictIsAllowed) {
+TEST_P(LenientMetadata, IsTheStrictAnswerWhereStrictIsAllowed) {
   PackedLayout layout = example();
   layout.lenient = true;
   EXPECT_EQ(text(build(layout)), text(build(example())));

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <map>
 
+#include "tests/support/placement.h"
+
 namespace flashdsa::test {
 namespace {
 
@@ -114,7 +116,7 @@ MetadataFields fields_of(const PackedMetadata& metadata) {
 }
 
 MetadataFields build(PackedLayout layout, const Runtime& runtime) {
-  return fields_of(prepare_packed_metadata(layout.args(), runtime));
+  return fields_of(run_placed(layout.args(), runtime));
 }
 
 MetadataFields by_definition(const PackedLayout& layout) {

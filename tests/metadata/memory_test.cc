@@ -1,57 +1,61 @@
-// Whichever allocation that grows with the call fails, the call ends with Error(kMemory).
-
-#include <cstdlib>
-#include <new>
+// Whichever memory a build lacks, it ends with Error(kMemory).
 
 #include "tests/metadata/layout.h"
 #include "tests/support/expect_error.h"
-
-namespace {
-
-constexpr std::size_t kLargeBytes = 1000;
-
-// Large allocations of this thread until one fails; below 0 none does.
-thread_local int large_allocations_left = -1;
-
-bool next_fails(std::size_t bytes) {
-  if (bytes < kLargeBytes || large_allocations_left < 0) return false;
-  return large_allocations_left-- == 0;
-}
-
-}  // namespace
-
-void* operator new(std::size_t bytes) {
-  void* data = next_fails(bytes) ? nullptr : std::malloc(bytes);
-  if (data == nullptr) throw std::bad_alloc();
-  return data;
-}
-
-void operator delete(void* data) noexcept { std::free(data); }
-void operator delete(void* data, std::size_t) noexcept { std::free(data); }
+#include "tests/support/failing_memory.h"
 
 namespace flashdsa::test {
 namespace {
 
-TEST(MetadataMemory, FailedAllocationIsAnErrorOfTheLibrary) {
+// Three documents with padding, some of whose rows are queries: a result with every field.
+PackedLayout layout() {
   PackedLayout layout;
-  for (std::int32_t d = 0; d <= 1000; ++d) layout.cu_seqlens.push_back(d);
-  layout.total_key_tokens = 1000;
-  const PackedMetadataArgs args = layout.args();
-  int failures = 0;
-  for (bool succeeded = false; !succeeded;) {
-    ASSERT_LT(failures, 1000);
-    large_allocations_left = failures;
-    try {
-      prepare_packed_metadata(args);
-      succeeded = true;
-    } catch (const Error& error) {
-      ++failures;
-      EXPECT_EQ(error.code(), ErrorCode::kMemory);
-      EXPECT_STREQ(error.what(), "prepare_packed_metadata: out of memory");
-    }
-    large_allocations_left = -1;
+  layout.cu_seqlens = {0, 3, 7, 9};
+  layout.cu_seqlens_padded = {0, 4, 9, 12};
+  layout.total_key_tokens = 12;
+  layout.query_indices = {2, 3, 4, 5, 6, 7, 8, 9};
+  layout.padding_mask = std::vector<std::uint8_t>(8);
+  return layout;
+}
+
+FallibleCall build_call(const PackedMetadataArgs& args) {
+  return {[&args](const Runtime& runtime) { prepare_packed_metadata(args, runtime); },
+          [] { return true; }};
+}
+
+void expect_memory_errors(const PackedMetadataArgs& args) {
+  const auto make = [&] { return build_call(args); };
+  EXPECT_GT(fail_every_new({}, make), 0);
+  EXPECT_EQ(fail_every_allocation({}, make), 0);
+}
+
+TEST(MetadataMemory, FailedAllocationIsAnErrorOfTheLibrary) {
+  PackedLayout good = layout();
+  PackedMetadataArgs args = good.args();
+  for (const bool capture_safe : {false, true}) {
+    args.capture_safe = capture_safe;
+    expect_memory_errors(args);
   }
-  EXPECT_GE(failures, 3);  // both lists of boundaries and the segments
+}
+
+TEST(MetadataMemory, FailedAllocationOfARefusalIsAnErrorOfTheLibrary) {
+  PackedLayout bad = layout();
+  bad.cu_seqlens[1] = 0;
+  PackedMetadataArgs args = bad.args();
+  for (const bool capture_safe : {false, true}) {
+    args.capture_safe = capture_safe;
+    expect_memory_errors(args);
+  }
+}
+
+TEST(MetadataMemory, TheSentenceNamesTheOperation) {
+  PackedLayout good = layout();
+  const PackedMetadataArgs args = good.args();
+  const auto build_without_memory = [&] {
+    const FailingNew failing(0, false);
+    prepare_packed_metadata(args);
+  };
+  expect_error(build_without_memory, ErrorCode::kMemory, "prepare_packed_metadata: out of memory");
 }
 
 }  // namespace

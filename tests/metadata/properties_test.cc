@@ -2,11 +2,14 @@
 
 #include <algorithm>
 
-#include "tests/metadata/layout.h"
+#include "tests/metadata/fixture.h"
 #include "tests/support/property.h"
 
 namespace flashdsa::test {
 namespace {
+
+class MetadataProperty : public MetadataTest {};
+INSTANTIATE_TEST_SUITE_P(Every, MetadataProperty, kMetadataEngines, engine_name);
 
 // Up to six documents of up to five tokens with up to three rows of padding.
 PackedLayout draw_documents() {
@@ -70,16 +73,16 @@ PackedLayout draw_layout() {
   return layout;
 }
 
-TEST(MetadataProperty, IsTheDefinition) {
-  check_property(5000, 11, [] {
+TEST_P(MetadataProperty, IsTheDefinition) {
+  check_property(is_on_device() ? 500 : 5000, 11, [&] {
     const PackedLayout layout = draw_layout();
     RC_LOG() << text(layout) << '\n';
     RC_ASSERT(text(build(layout)) == text(by_definition(layout)));
   });
 }
 
-TEST(MetadataProperty, RowDoesNotDependOnTheOtherRows) {
-  check_property(1000, 12, [] {
+TEST_P(MetadataProperty, RowDoesNotDependOnTheOtherRows) {
+  check_property(is_on_device() ? 100 : 1000, 12, [&] {
     PackedLayout layout = draw_layout();
     if (!layout.query_indices) return;
     RC_LOG() << text(layout) << '\n';
@@ -96,8 +99,8 @@ TEST(MetadataProperty, RowDoesNotDependOnTheOtherRows) {
   });
 }
 
-TEST(MetadataProperty, DocumentWithoutStorageChangesNothing) {
-  check_property(1000, 13, [] {
+TEST_P(MetadataProperty, DocumentWithoutStorageChangesNothing) {
+  check_property(is_on_device() ? 100 : 1000, 13, [&] {
     PackedLayout layout = draw_layout();
     layout.lenient = true;
     const MetadataFields before = build(layout);

@@ -1,8 +1,11 @@
 // What `prepare_packed_metadata` refuses, and in which words. SPEC section 2.
 
+#include <fmt/format.h>
+
 #include <limits>
 
-#include "tests/metadata/layout.h"
+#include "core/device.h"
+#include "tests/metadata/fixture.h"
 #include "tests/support/expect_error.h"
 
 namespace flashdsa::test {
@@ -28,22 +31,27 @@ PackedLayout compact() {
   return layout;
 }
 
-void expect_refused(const PackedMetadataArgs& args, ErrorCode code, const std::string& sentence,
-                    const Runtime& runtime = {}) {
-  expect_error([&] { return prepare_packed_metadata(args, runtime); }, code,
-               "prepare_packed_metadata: " + sentence);
-}
+class MetadataRefusals : public MetadataTest {
+ protected:
+  void expect_refused(const PackedMetadataArgs& args, ErrorCode code,
+                      const std::string& sentence) const {
+    expect_error([&] { return run_placed(args, runtime()); }, code,
+                 "prepare_packed_metadata: " + sentence);
+  }
 
-void expect_refused(PackedLayout layout, const std::string& sentence) {
-  expect_refused(layout.args(), ErrorCode::kValue, sentence);
-}
+  void expect_refused(PackedLayout layout, const std::string& sentence) const {
+    expect_refused(layout.args(), ErrorCode::kValue, sentence);
+  }
+};
 
-TEST(MetadataRefusals, TheCallThatTheyChangeIsGood) {
+INSTANTIATE_TEST_SUITE_P(Every, MetadataRefusals, kMetadataEngines, engine_name);
+
+TEST_P(MetadataRefusals, TheCallThatTheyChangeIsGood) {
   EXPECT_NO_THROW(build(good()));
   EXPECT_NO_THROW(build(compact()));
 }
 
-TEST(MetadataRefusals, TotalKeyTokensHasARange) {
+TEST_P(MetadataRefusals, TotalKeyTokensHasARange) {
   for (const std::int64_t total :
        {std::int64_t{0}, std::int64_t{-1}, std::int64_t{2147483647},
         std::numeric_limits<std::int64_t>::max(), std::numeric_limits<std::int64_t>::min()}) {
@@ -54,7 +62,7 @@ TEST(MetadataRefusals, TotalKeyTokensHasARange) {
   }
 }
 
-TEST(MetadataRefusals, CuSeqlensDtype) {
+TEST_P(MetadataRefusals, CuSeqlensDtype) {
   PackedLayout layout = good();
   PackedMetadataArgs args = layout.args();
   args.cu_seqlens.dtype = DType::kInt64;
@@ -62,7 +70,7 @@ TEST(MetadataRefusals, CuSeqlensDtype) {
                  "cu_seqlens must be int32 [N+1] with N+1 in 2..2147483646, got int64 [4]");
 }
 
-TEST(MetadataRefusals, CuSeqlensRank) {
+TEST_P(MetadataRefusals, CuSeqlensRank) {
   PackedLayout layout = good();
   PackedMetadataArgs args = layout.args();
   args.cu_seqlens = TensorView::contiguous(layout.cu_seqlens.data(), DType::kInt32, {2, 2});
@@ -70,13 +78,13 @@ TEST(MetadataRefusals, CuSeqlensRank) {
                  "cu_seqlens must be int32 [N+1] with N+1 in 2..2147483646, got int32 [2, 2]");
 }
 
-TEST(MetadataRefusals, CuSeqlensWithoutADocument) {
+TEST_P(MetadataRefusals, CuSeqlensWithoutADocument) {
   PackedLayout layout = compact();
   layout.cu_seqlens = {0};
   expect_refused(layout, "cu_seqlens must be int32 [N+1] with N+1 in 2..2147483646, got int32 [1]");
 }
 
-TEST(MetadataRefusals, CuSeqlensStride) {
+TEST_P(MetadataRefusals, CuSeqlensStride) {
   PackedLayout layout = compact();
   PackedMetadataArgs args = layout.args();
   args.cu_seqlens.shape[0] = 2;
@@ -85,7 +93,7 @@ TEST(MetadataRefusals, CuSeqlensStride) {
                  "cu_seqlens must be contiguous, got int32 [2] with strides [2]");
 }
 
-TEST(MetadataRefusals, CuSeqlensNull) {
+TEST_P(MetadataRefusals, CuSeqlensNull) {
   PackedLayout layout = compact();
   PackedMetadataArgs args = layout.args();
   args.cu_seqlens.data = nullptr;
@@ -93,13 +101,13 @@ TEST(MetadataRefusals, CuSeqlensNull) {
                  "cu_seqlens must point to 4 elements, got a null pointer");
 }
 
-TEST(MetadataRefusals, CuSeqlensStart) {
+TEST_P(MetadataRefusals, CuSeqlensStart) {
   PackedLayout layout = good();
   layout.cu_seqlens[0] = 1;
   expect_refused(layout, "cu_seqlens must start at 0, got 1");
 }
 
-TEST(MetadataRefusals, CuSeqlensNotStrictlyIncreasing) {
+TEST_P(MetadataRefusals, CuSeqlensNotStrictlyIncreasing) {
   PackedLayout layout = good();
   layout.cu_seqlens[2] = 3;
   expect_refused(layout, "cu_seqlens must be strictly increasing, got 3 before 3 at document 1");
@@ -110,7 +118,7 @@ TEST(MetadataRefusals, CuSeqlensNotStrictlyIncreasing) {
                  "cu_seqlens must be strictly increasing, got 3 before -2147483648 at document 1");
 }
 
-TEST(MetadataRefusals, PaddedDtype) {
+TEST_P(MetadataRefusals, PaddedDtype) {
   PackedLayout layout = good();
   PackedMetadataArgs args = layout.args();
   args.cu_seqlens_padded->dtype = DType::kInt64;
@@ -118,26 +126,26 @@ TEST(MetadataRefusals, PaddedDtype) {
                  "cu_seqlens_padded must be int32 [N+1] = [4], got int64 [4]");
 }
 
-TEST(MetadataRefusals, PaddedOfAnotherCount) {
+TEST_P(MetadataRefusals, PaddedOfAnotherCount) {
   PackedLayout layout = good();
   layout.cu_seqlens_padded = {0, 4, 12};
   expect_refused(layout, "cu_seqlens_padded must be int32 [N+1] = [4], got int32 [3]");
 }
 
-TEST(MetadataRefusals, PaddedStart) {
+TEST_P(MetadataRefusals, PaddedStart) {
   PackedLayout layout = good();
   layout.cu_seqlens_padded = {-1, 4, 9, 12};
   expect_refused(layout, "cu_seqlens_padded must start at 0, got -1");
 }
 
-TEST(MetadataRefusals, PaddedNotStrictlyIncreasing) {
+TEST_P(MetadataRefusals, PaddedNotStrictlyIncreasing) {
   PackedLayout layout = good();
   layout.cu_seqlens_padded = {0, 4, 4, 12};
   expect_refused(layout,
                  "cu_seqlens_padded must be strictly increasing, got 4 before 4 at document 1");
 }
 
-TEST(MetadataRefusals, PaddedEnd) {
+TEST_P(MetadataRefusals, PaddedEnd) {
   PackedLayout layout = good();
   layout.total_key_tokens = 13;
   expect_refused(layout, "cu_seqlens_padded must end at total_key_tokens = 13, got 12");
@@ -145,20 +153,20 @@ TEST(MetadataRefusals, PaddedEnd) {
   expect_refused(layout, "cu_seqlens_padded must end at total_key_tokens = 11, got 12");
 }
 
-TEST(MetadataRefusals, CompactStorageEnd) {
+TEST_P(MetadataRefusals, CompactStorageEnd) {
   PackedLayout layout = compact();
   layout.total_key_tokens = 10;
   expect_refused(layout, "cu_seqlens must end at total_key_tokens = 10, got 9");
 }
 
-TEST(MetadataRefusals, PaddedLengthBelowTheRealOne) {
+TEST_P(MetadataRefusals, PaddedLengthBelowTheRealOne) {
   PackedLayout layout = good();
   layout.cu_seqlens_padded = {0, 4, 7, 12};
   expect_refused(layout,
                  "cu_seqlens_padded must give document 1 at least its real length 4, got 3");
 }
 
-TEST(MetadataRefusals, MaxSeqlenThatIsNotTheLargest) {
+TEST_P(MetadataRefusals, MaxSeqlenThatIsNotTheLargest) {
   for (const std::int64_t longest : {0, 3, 5, -4}) {
     PackedLayout layout = good();
     layout.max_seqlen = longest;
@@ -167,7 +175,7 @@ TEST(MetadataRefusals, MaxSeqlenThatIsNotTheLargest) {
   }
 }
 
-TEST(MetadataRefusals, QueryDtype) {
+TEST_P(MetadataRefusals, QueryDtype) {
   PackedLayout layout = good();
   PackedMetadataArgs args = layout.args();
   args.query_indices->dtype = DType::kFloat64;
@@ -176,7 +184,7 @@ TEST(MetadataRefusals, QueryDtype) {
                  "float64 [8]");
 }
 
-TEST(MetadataRefusals, QueryRank) {
+TEST_P(MetadataRefusals, QueryRank) {
   PackedLayout layout = good();
   PackedMetadataArgs args = layout.args();
   args.query_indices = TensorView::contiguous(layout.query_indices->data(), DType::kInt64, {8, 1});
@@ -185,7 +193,7 @@ TEST(MetadataRefusals, QueryRank) {
                  "[8, 1]");
 }
 
-TEST(MetadataRefusals, QueryStride) {
+TEST_P(MetadataRefusals, QueryStride) {
   PackedLayout layout = good();
   PackedMetadataArgs args = layout.args();
   args.query_indices->shape[0] = 4;
@@ -194,7 +202,7 @@ TEST(MetadataRefusals, QueryStride) {
                  "query_indices must be contiguous, got int64 [4] with strides [2]");
 }
 
-TEST(MetadataRefusals, EmptyQueryListInBothModes) {
+TEST_P(MetadataRefusals, EmptyQueryListInBothModes) {
   for (const QueryMode mode : {QueryMode::kContiguous, QueryMode::kGeneral}) {
     PackedLayout layout = good();
     layout.padding_mask.reset();
@@ -206,8 +214,8 @@ TEST(MetadataRefusals, EmptyQueryListInBothModes) {
   }
 }
 
-TEST(MetadataRefusals, QueryOutsideTheStorage) {
-  const auto expect = [](std::size_t row, std::int64_t g, bool narrow) {
+TEST_P(MetadataRefusals, QueryOutsideTheStorage) {
+  const auto expect = [&](std::size_t row, std::int64_t g, bool narrow) {
     PackedLayout layout = good();
     layout.query_mode = QueryMode::kGeneral;
     layout.narrow_indices = narrow;
@@ -226,7 +234,7 @@ TEST(MetadataRefusals, QueryOutsideTheStorage) {
   expect(7, std::numeric_limits<std::int64_t>::max(), false);
 }
 
-TEST(MetadataRefusals, GapInContiguousMode) {
+TEST_P(MetadataRefusals, GapInContiguousMode) {
   PackedLayout layout = good();
   layout.query_indices->back() = 10;
   expect_refused(layout,
@@ -234,7 +242,7 @@ TEST(MetadataRefusals, GapInContiguousMode) {
                  "in row 7");
 }
 
-TEST(MetadataRefusals, DecreasingQueriesInContiguousMode) {
+TEST_P(MetadataRefusals, DecreasingQueriesInContiguousMode) {
   PackedLayout layout = good();
   layout.query_indices->at(1) = 1;
   expect_refused(layout,
@@ -242,7 +250,7 @@ TEST(MetadataRefusals, DecreasingQueriesInContiguousMode) {
                  "in row 1");
 }
 
-TEST(MetadataRefusals, RepeatedOrDecreasingQueriesInGeneralMode) {
+TEST_P(MetadataRefusals, RepeatedOrDecreasingQueriesInGeneralMode) {
   PackedLayout layout = good();
   layout.query_mode = QueryMode::kGeneral;
   layout.query_indices->at(5) = 6;
@@ -251,40 +259,32 @@ TEST(MetadataRefusals, RepeatedOrDecreasingQueriesInGeneralMode) {
   expect_refused(layout, "query_indices must be strictly increasing, got 4 after 6 in row 5");
 }
 
-TEST(MetadataRefusals, MaskDtype) {
+TEST_P(MetadataRefusals, MaskDtype) {
   PackedLayout layout = good();
   PackedMetadataArgs args = layout.args();
   args.padding_mask->dtype = DType::kUInt8;
   expect_refused(args, ErrorCode::kType, "padding_mask must be bool [T_q] = [8], got uint8 [8]");
 }
 
-TEST(MetadataRefusals, MaskOfAnotherShapeThanTheQueries) {
+TEST_P(MetadataRefusals, MaskOfAnotherShapeThanTheQueries) {
   PackedLayout layout = good();
   layout.padding_mask->resize(12);  // of the storage
   expect_refused(layout, "padding_mask must be bool [T_q] = [8], got bool [12]");
 }
 
-TEST(MetadataRefusals, MaskOfAnotherShapeThanTheStorage) {
+TEST_P(MetadataRefusals, MaskOfAnotherShapeThanTheStorage) {
   PackedLayout layout = compact();
   layout.padding_mask = std::vector<std::uint8_t>(8);
-  expect_refused(layout, "padding_mask must be bool [9], got bool [8]");
+  expect_refused(layout, "padding_mask must be bool [T_q] = [9], got bool [8]");
 }
 
-TEST(MetadataRefusals, TensorsOnTwoDevices) {
-  PackedLayout layout = good();
-  PackedMetadataArgs args = layout.args();
-  args.padding_mask->device = {DeviceKind::kCuda, 1};
-  expect_refused(args, ErrorCode::kValue,
-                 "padding_mask must be on cpu as cu_seqlens is, got cuda:1");
-}
-
-TEST(MetadataRefusals, EmptyDocumentWithoutTheLenientOption) {
+TEST_P(MetadataRefusals, EmptyDocumentWithoutTheLenientOption) {
   PackedLayout layout = compact();
   layout.cu_seqlens = {0, 3, 9, 9};
   expect_refused(layout, "cu_seqlens must be strictly increasing, got 9 before 9 at document 2");
 }
 
-TEST(MetadataRefusals, DecreasingBoundariesWithTheLenientOption) {
+TEST_P(MetadataRefusals, DecreasingBoundariesWithTheLenientOption) {
   PackedLayout layout = good();
   layout.lenient = true;
   layout.cu_seqlens[2] = 2;
@@ -294,7 +294,7 @@ TEST(MetadataRefusals, DecreasingBoundariesWithTheLenientOption) {
   expect_refused(layout, "cu_seqlens_padded must be increasing, got 4 before 3 at document 1");
 }
 
-TEST(MetadataRefusals, RealTokensWithoutStorageWithTheLenientOption) {
+TEST_P(MetadataRefusals, RealTokensWithoutStorageWithTheLenientOption) {
   PackedLayout layout = good();
   layout.lenient = true;
   layout.cu_seqlens_padded = {0, 4, 4, 12};
@@ -302,7 +302,7 @@ TEST(MetadataRefusals, RealTokensWithoutStorageWithTheLenientOption) {
                  "cu_seqlens_padded must give document 1 at least its real length 4, got 0");
 }
 
-TEST(MetadataRefusals, StorageWithoutARow) {
+TEST_P(MetadataRefusals, StorageWithoutARow) {
   PackedLayout layout;
   layout.lenient = true;
   layout.cu_seqlens = {0, 0};
@@ -310,34 +310,42 @@ TEST(MetadataRefusals, StorageWithoutARow) {
   expect_refused(layout, "cu_seqlens must end at total_key_tokens = 1, got 0");
 }
 
-bool build_has_cuda() {
-  for (const BackendStatus& status : backends()) {
-    if (status.backend == Backend::kSm90) return status.detail != "not part of this build";
-  }
-  return false;
+void expect_unavailable(const PackedMetadataArgs& args, Backend backend,
+                        const std::string& reasons) {
+  Runtime runtime;
+  runtime.backend = backend;
+  expect_error([&] { return prepare_packed_metadata(args, runtime); }, ErrorCode::kUnavailable,
+               fmt::format("prepare_packed_metadata: no backend takes this call with backend {} "
+                           "({})",
+                           backend_name(backend), reasons));
 }
 
-TEST(MetadataRefusals, CudaTensorsInABuildWithoutCuda) {
-  if (build_has_cuda()) GTEST_SKIP() << "the build has CUDA";
+TEST(MetadataDevices, TensorsOnTwoDevicesAreRefused) {
+  PackedLayout layout = good();
+  PackedMetadataArgs args = layout.args();
+  args.padding_mask->device = {DeviceKind::kCuda, 1};
+  expect_error([&] { return prepare_packed_metadata(args); }, ErrorCode::kValue,
+               "prepare_packed_metadata: padding_mask must be on cpu as cu_seqlens is, got cuda:1");
+}
+
+TEST(MetadataDevices, DeviceThatIsNotThereIsUnavailable) {
+  constexpr int kNoSuchDevice = 63;
   PackedLayout layout = compact();
   PackedMetadataArgs args = layout.args();
-  args.cu_seqlens.device = {DeviceKind::kCuda, 0};
+  args.cu_seqlens.device = {DeviceKind::kCuda, kNoSuchDevice};
   args.cu_seqlens.data = reinterpret_cast<void*>(std::uintptr_t{64});  // must not be read
-  expect_refused(args, ErrorCode::kUnavailable,
-                 "no backend takes this call with backend auto (cpu: the tensors are not on the "
-                 "host; reference: the tensors are not on the host)");
+  const std::string hosts =
+      "cpu: the tensors are not on the host; reference: the tensors are not on the host";
+  const std::string sm90 = fmt::format("sm90: {}; ", core::sm90_refusal(kNoSuchDevice));
+  expect_unavailable(args, Backend::kAuto, (kBuildHasCuda ? sm90 : "") + hosts);
 }
 
-TEST(MetadataRefusals, GpuBackendsInABuildWithoutCuda) {
-  if (build_has_cuda()) GTEST_SKIP() << "the build has CUDA";
+TEST(MetadataDevices, GpuBackendsDoNotTakeHostTensors) {
   PackedLayout layout = compact();
-  Runtime runtime;
-  runtime.backend = Backend::kSm90;
-  expect_refused(layout.args(), ErrorCode::kUnavailable,
-                 "no backend takes this call with backend sm90 (not part of this build)", runtime);
-  runtime.backend = Backend::kSm80;
-  expect_refused(layout.args(), ErrorCode::kUnavailable,
-                 "no backend takes this call with backend sm80 (not part of this build)", runtime);
+  expect_unavailable(
+      layout.args(), Backend::kSm90,
+      kBuildHasCuda ? "sm90: the tensors are not on a CUDA device" : "not part of this build");
+  expect_unavailable(layout.args(), Backend::kSm80, "not part of this build");
 }
 
 }  // namespace

@@ -6,11 +6,14 @@
 #include <string>
 #include <vector>
 
+#include "core/device.h"
 #include "flashdsa/selection.h"
 #include "tests/support/compare.h"
+#include "tests/support/engines.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/host_tensor.h"
 #include "tests/support/mapped_memory.h"
+#include "tests/support/placement.h"
 #include "tests/support/property.h"
 #include "tests/support/random.h"
 
@@ -48,7 +51,8 @@ struct Canonical {
 Canonical canonical(const HostTensor& indices, std::int64_t key_count, const Runtime& runtime) {
   Canonical result{HostTensor(DType::kInt32, indices.shape()),
                    HostTensor(DType::kInt32, {indices.size(0)})};
-  compact_and_sort({indices, key_count, result.sorted_indices, result.lengths}, runtime);
+  run_placed(CompactAndSortArgs{indices, key_count, result.sorted_indices, result.lengths},
+             runtime);
   EXPECT_TRUE(result.sorted_indices.bands_intact());
   EXPECT_TRUE(result.lengths.bands_intact());
   EXPECT_TRUE(indices.bands_intact());
@@ -69,14 +73,8 @@ HostTensor random_indices(std::int64_t rows, std::int64_t width, std::int64_t ke
   return indices;
 }
 
-class CompactAndSort : public ::testing::TestWithParam<Backend> {
+class CompactAndSort : public EngineTest {
  protected:
-  Runtime runtime() const {
-    Runtime result;
-    result.backend = GetParam();
-    return result;
-  }
-
   // One row in, one row out.
   void expect_row(const Row& slots, std::int64_t key_count, const Row& want,
                   std::int32_t want_length) const {
@@ -87,11 +85,13 @@ class CompactAndSort : public ::testing::TestWithParam<Backend> {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Every, CompactAndSort,
-                         ::testing::Values(Backend::kReference, Backend::kCpu),
-                         [](const ::testing::TestParamInfo<Backend>& backend) {
-                           return std::string(backend_name(backend.param));
-                         });
+INSTANTIATE_TEST_SUITE_P(Every, CompactAndSort, ::testing::ValuesIn(backend_engines()),
+                         engine_name);
+
+class CompactAndSortOnHost : public CompactAndSort {};
+INSTANTIATE_TEST_SUITE_P(Every, CompactAndSortOnHost,
+                         ::testing::Values(Engine{Backend::kReference}, Engine{Backend::kCpu}),
+                         engine_name);
 
 TEST_P(CompactAndSort, SortsAndFillsUp) {
   expect_row({5, -1, 2, 9, -1, 0}, 10, {0, 2, 5, 9, -1, -1}, 4);
@@ -155,10 +155,10 @@ TEST_P(CompactAndSort, WidestRow) {
 TEST_P(CompactAndSort, NoRowsAreAValidCall) {
   const Canonical got = canonical(HostTensor(DType::kInt32, {0, 7}), 5, runtime());
   EXPECT_EQ(got.lengths.elements(), 0);
-  compact_and_sort({TensorView::contiguous(nullptr, DType::kInt32, {0, 7}), 5,
-                    TensorView::contiguous(nullptr, DType::kInt32, {0, 7}),
-                    TensorView::contiguous(nullptr, DType::kInt32, {0})},
-                   runtime());
+  run_placed(CompactAndSortArgs{TensorView::contiguous(nullptr, DType::kInt32, {0, 7}), 5,
+                                TensorView::contiguous(nullptr, DType::kInt32, {0, 7}),
+                                TensorView::contiguous(nullptr, DType::kInt32, {0})},
+             runtime());
 }
 
 TEST_P(CompactAndSort, RowsDoNotMix) {
@@ -186,7 +186,8 @@ TEST_P(CompactAndSort, InPlaceGivesTheSame) {
     const HostTensor indices = random_indices(rows, 33, 40, 4);
     const Canonical want = canonical(indices, 40, runtime());
     Canonical got{indices, HostTensor(DType::kInt32, {rows})};
-    compact_and_sort({got.sorted_indices, 40, got.sorted_indices, got.lengths}, runtime());
+    run_placed(CompactAndSortArgs{got.sorted_indices, 40, got.sorted_indices, got.lengths},
+               runtime());
     expect_same(got, want);
     EXPECT_TRUE(got.sorted_indices.bands_intact());
   }
@@ -212,7 +213,7 @@ TEST_P(CompactAndSort, OneRowMayStandForAll) {
   indices.shape[0] = 40;
   indices.strides[0] = 0;
   HostTensor sorted_indices(DType::kInt32, {40, 3}), lengths(DType::kInt32, {40});
-  compact_and_sort({indices, 5, sorted_indices, lengths}, runtime());
+  run_placed(CompactAndSortArgs{indices, 5, sorted_indices, lengths}, runtime());
   for (std::int64_t t = 0; t < 40; ++t) {
     EXPECT_EQ(numbers_of(sorted_indices.rows(t, 1)), (Row{2, 4, -1}));
     EXPECT_EQ(lengths.get({t}), 2);
@@ -224,12 +225,12 @@ TEST_P(CompactAndSort, NothingOutsideTheRowsIsRead) {
     const HostTensor indices = random_indices(5, width, 20, 7);
     const PageGuardedTensor guarded(indices);
     HostTensor sorted_indices(DType::kInt32, {5, width}), lengths(DType::kInt32, {5});
-    compact_and_sort({guarded, 20, sorted_indices, lengths}, runtime());
+    run_placed(CompactAndSortArgs{guarded, 20, sorted_indices, lengths}, runtime());
     expect_same({sorted_indices, lengths}, canonical(indices, 20, runtime()));
   }
 }
 
-TEST_P(CompactAndSort, AnyThreadCountGivesTheSame) {
+TEST_P(CompactAndSortOnHost, AnyThreadCountGivesTheSame) {
   const HostTensor indices = random_indices(100, 50, 60, 8);
   const Canonical want = canonical(indices, 60, runtime());
   for (const int threads : {1, 2, 3, 8, 64}) {
@@ -270,8 +271,11 @@ TEST_P(CompactAndSort, CheckingModeNamesTheRowAndTheSlot) {
   const auto expect = [&](std::int32_t index, std::int64_t key_count, const std::string& sentence) {
     const HostTensor indices = tensor_of({{0, -1, 0}, {0, 0, index}}, 3);
     HostTensor sorted_indices(DType::kInt32, {2, 3}), lengths(DType::kInt32, {2});
-    expect_error([&] { compact_and_sort({indices, key_count, sorted_indices, lengths}, checking); },
-                 ErrorCode::kData, "compact_and_sort: indices row 1 must hold " + sentence);
+    expect_error(
+        [&] {
+          run_placed(CompactAndSortArgs{indices, key_count, sorted_indices, lengths}, checking);
+        },
+        ErrorCode::kData, "compact_and_sort: indices row 1 must hold " + sentence);
     EXPECT_TRUE(sorted_indices.untouched());
     EXPECT_TRUE(lengths.untouched());
   };
@@ -437,33 +441,35 @@ TEST(CompactAndSortRefusals, TwoDevices) {
   call.expect_refused(args, ErrorCode::kValue, "lengths must be on cpu as indices is, got cuda:0");
 }
 
-bool build_has_cuda() { return backends()[0].detail != "not part of this build"; }
-
-TEST(CompactAndSortRefusals, CudaTensorsInABuildWithoutCuda) {
-  if (build_has_cuda()) GTEST_SKIP() << "the build has CUDA";
+TEST(CompactAndSortRefusals, DeviceThatIsNotThere) {
+  constexpr int kNoSuchDevice = 63;
   const GoodCall call;
   CompactAndSortArgs args = call.args();
   for (TensorView* view : {&args.indices, &args.sorted_indices, &args.lengths}) {
-    view->device = {DeviceKind::kCuda, 0};
+    view->device = {DeviceKind::kCuda, kNoSuchDevice};
   }
-  constexpr auto kReason = "the tensors are not on the host";
+  const std::string hosts =
+      "cpu: the tensors are not on the host; reference: the tensors are not on the host";
+  const std::string sm90 = "sm90: " + core::sm90_refusal(kNoSuchDevice) + "; ";
   for (const bool check : {false, true}) {
     Runtime runtime;
     runtime.check = check;
     call.expect_refused(args, ErrorCode::kUnavailable,
-                        std::string("no backend takes this call with backend auto (cpu: ") +
-                            kReason + "; reference: " + kReason + ")",
+                        "no backend takes this call with backend auto (" +
+                            (kBuildHasCuda ? sm90 : "") + hosts + ")",
                         runtime);
   }
 }
 
-TEST(CompactAndSortRefusals, GpuBackendsInABuildWithoutCuda) {
-  if (build_has_cuda()) GTEST_SKIP() << "the build has CUDA";
+TEST(CompactAndSortRefusals, HostTensorsOnAGpuBackend) {
   const GoodCall call;
   Runtime runtime;
   runtime.backend = Backend::kSm90;
   call.expect_refused(call.args(), ErrorCode::kUnavailable,
-                      "no backend takes this call with backend sm90 (not part of this build)",
+                      std::string("no backend takes this call with backend sm90 (") +
+                          (kBuildHasCuda ? "sm90: the tensors are not on a CUDA device"
+                                         : "not part of this build") +
+                          ")",
                       runtime);
 }
 

@@ -10,6 +10,7 @@
 #include "tests/support/attention_allowance.h"
 #include "tests/support/compare.h"
 #include "tests/support/engines.h"
+#include "tests/support/placement.h"
 #include "tests/support/random.h"
 
 namespace flashdsa::test {
@@ -51,6 +52,10 @@ class Verdict {
   void add(const AssertionResult& result) {
     if (!result) text_ += fmt::format("{}\n", result.message());
   }
+  void add_bits(const char* name, const HostTensor& got, const HostTensor& want) {
+    const AssertionResult result = same_bits(got, want);
+    if (!result) add(AssertionFailure() << name << ": " << result.message());
+  }
   AssertionResult result() const {
     return text_.empty() ? AssertionSuccess() : AssertionFailure() << text_;
   }
@@ -85,10 +90,11 @@ void judge_forward(Verdict& verdict, const AttentionProblem& problem, const Atte
   verdict.add(relative_rmse_within(out, want_out, kOutRmse, kTiny));
   verdict.add(cosine_at_least(out, want_out, kOutCosine));
   verdict.add(vectors_within(out, want_out, kVectorFactor * kOutRmse, allowance.out));
+  const double absolute = log_absolute(got.backend);
   verdict.add(elements_within(values_of("lse", got.lse, text), values_of("lse", want.lse, text),
-                              kLogAbsolute, kLogRelative));
+                              absolute, kLogRelative));
   verdict.add(elements_within(values_of("max_logits", got.max_logits, text),
-                              values_of("max_logits", want.max_logits, text), kLogAbsolute,
+                              values_of("max_logits", want.max_logits, text), absolute,
                               kLogRelative));
   const auto empty = [&](std::int64_t t) { return row_is_empty(problem, t); };
   const auto row = static_cast<std::size_t>(problem.heads() * kValueDim);
@@ -215,30 +221,31 @@ AttentionProblem rows_of(const AttentionProblem& problem, std::int64_t begin, st
   return result;
 }
 
-AttentionResult run_forward(const AttentionProblem& problem, const Runtime& runtime) {
-  const DType single = single_beside(problem);
+AttentionResult empty_result(const AttentionProblem& problem, Backend backend,
+                             std::optional<DType> grad_kv_dtype) {
+  const DType real = problem.q.dtype(), single = single_beside(problem);
   AttentionResult result;
-  result.out = HostTensor(problem.q.dtype(), {problem.t_q(), problem.heads(), kValueDim});
+  result.backend = backend;
+  result.out = HostTensor(real, {problem.t_q(), problem.heads(), kValueDim});
   result.lse = HostTensor(single, {problem.t_q(), problem.heads()});
   result.max_logits = HostTensor(single, {problem.t_q(), problem.heads()});
+  result.grad_q = HostTensor(real, problem.q.shape());
+  result.grad_kv = HostTensor(grad_kv_dtype.value_or(real), problem.kv.shape());
+  if (problem.attn_sink) result.grad_attn_sink = HostTensor(single, {problem.heads()});
+  return result;
+}
+
+AttentionForwardArgs forward_args(const AttentionProblem& problem, const AttentionResult& result) {
   AttentionForwardArgs args;
   static_cast<SparseAttentionInputs&>(args) = problem.inputs();
   args.out = result.out;
   args.lse = result.lse;
   args.max_logits = result.max_logits;
-  attention_forward(args, runtime);
-  expect_bands(problem, result);
-  return result;
+  return args;
 }
 
-AttentionResult run_attention(const AttentionProblem& problem, const Runtime& runtime,
-                              std::optional<DType> grad_kv_dtype) {
-  AttentionResult result = run_forward(problem, runtime);
-  result.grad_q = HostTensor(problem.q.dtype(), problem.q.shape());
-  result.grad_kv = HostTensor(grad_kv_dtype.value_or(problem.q.dtype()), problem.kv.shape());
-  if (problem.attn_sink) {
-    result.grad_attn_sink = HostTensor(single_beside(problem), {problem.heads()});
-  }
+AttentionBackwardArgs backward_args(const AttentionProblem& problem,
+                                    const AttentionResult& result) {
   AttentionBackwardArgs args;
   static_cast<SparseAttentionInputs&>(args) = problem.inputs();
   args.out = result.out;
@@ -247,7 +254,21 @@ AttentionResult run_attention(const AttentionProblem& problem, const Runtime& ru
   args.grad_q = result.grad_q;
   args.grad_kv = result.grad_kv;
   args.grad_attn_sink = optional_view(result.grad_attn_sink);
-  attention_backward(args, runtime);
+  return args;
+}
+
+AttentionResult run_forward(const AttentionProblem& problem, const Runtime& runtime) {
+  const AttentionResult result = empty_result(problem, runtime.backend);
+  run_placed(forward_args(problem, result), runtime);
+  expect_bands(problem, result);
+  return result;
+}
+
+AttentionResult run_attention(const AttentionProblem& problem, const Runtime& runtime,
+                              std::optional<DType> grad_kv_dtype) {
+  const AttentionResult result = empty_result(problem, runtime.backend, grad_kv_dtype);
+  run_placed(forward_args(problem, result), runtime);
+  run_placed(backward_args(problem, result), runtime);
   expect_bands(problem, result);
   return result;
 }
@@ -272,20 +293,22 @@ AssertionResult within_spec(const AttentionProblem& problem, const AttentionResu
   return verdict.result();
 }
 
+AssertionResult same_forward_bits(const AttentionResult& got, const AttentionResult& want) {
+  Verdict verdict;
+  verdict.add_bits("out", got.out, want.out);
+  verdict.add_bits("lse", got.lse, want.lse);
+  verdict.add_bits("max_logits", got.max_logits, want.max_logits);
+  return verdict.result();
+}
+
 AssertionResult same_result_bits(const AttentionResult& got, const AttentionResult& want) {
   Verdict verdict;
-  const auto compare = [&](const char* name, const HostTensor& mine, const HostTensor& other) {
-    const AssertionResult result = same_bits(mine, other);
-    if (!result) verdict.add(AssertionFailure() << name << ": " << result.message());
-  };
-  compare("out", got.out, want.out);
-  compare("lse", got.lse, want.lse);
-  compare("max_logits", got.max_logits, want.max_logits);
-  compare("grad_q", got.grad_q, want.grad_q);
-  compare("grad_kv", got.grad_kv, want.grad_kv);
+  verdict.add(same_forward_bits(got, want));
+  verdict.add_bits("grad_q", got.grad_q, want.grad_q);
+  verdict.add_bits("grad_kv", got.grad_kv, want.grad_kv);
   if (got.grad_attn_sink || want.grad_attn_sink) {
-    compare("grad_attn_sink", got.grad_attn_sink.value_or(HostTensor()),
-            want.grad_attn_sink.value_or(HostTensor()));
+    verdict.add_bits("grad_attn_sink", got.grad_attn_sink.value_or(HostTensor()),
+                     want.grad_attn_sink.value_or(HostTensor()));
   }
   return verdict.result();
 }

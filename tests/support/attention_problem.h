@@ -60,10 +60,20 @@ AttentionProblem in_float64(const AttentionProblem& problem);
 AttentionProblem rows_of(const AttentionProblem& problem, std::int64_t begin, std::int64_t count);
 
 struct AttentionResult {
+  Backend backend = Backend::kReference;     // that computed it
   HostTensor out, lse, max_logits;           // of the forward call
   HostTensor grad_q, grad_kv;                // of the backward call
   std::optional<HostTensor> grad_attn_sink;  // when the problem has a sink
 };
+
+/// Outputs for all that a problem can ask for: NaN between guard bands. grad_kv has q's dtype where
+/// none is given.
+AttentionResult empty_result(const AttentionProblem& problem, Backend backend,
+                             std::optional<DType> grad_kv_dtype = std::nullopt);
+
+/// The calls that fill a result; backward reads the forward's.
+AttentionForwardArgs forward_args(const AttentionProblem& problem, const AttentionResult& result);
+AttentionBackwardArgs backward_args(const AttentionProblem& problem, const AttentionResult& result);
 
 /// Runs the forward call, all outputs requested. The outputs lie between guard bands and are filled
 /// with NaN before the call; a band that changed is a test failure.
@@ -81,6 +91,10 @@ AttentionResult reference_attention(const AttentionProblem& problem);
 ::testing::AssertionResult forward_within_spec(const AttentionProblem& problem,
                                                const AttentionResult& got);
 ::testing::AssertionResult within_spec(const AttentionProblem& problem, const AttentionResult& got);
+
+/// The forward's outputs of two results have the same bits.
+::testing::AssertionResult same_forward_bits(const AttentionResult& got,
+                                             const AttentionResult& want);
 
 /// All outputs of two results have the same bits.
 ::testing::AssertionResult same_result_bits(const AttentionResult& got,

@@ -14,9 +14,8 @@ inline constexpr double kOutRmse = 4e-3;
 inline constexpr double kOutCosine = 0.99999;
 inline constexpr double kGradRmse = 1e-2;
 inline constexpr double kVectorFactor = 4;    // a single vector may use this multiple of the bound
-inline constexpr double kLogAbsolute = 1e-5;  // of lse and max_logits on the host backends
-inline constexpr double kLogRelative = 1e-6;
-inline constexpr double kScoreError = 2e-5;  // of a row's largest sum of |w| * max(0, dot)
+inline constexpr double kLogRelative = 1e-6;  // of lse and max_logits, beside log_absolute(backend)
+inline constexpr double kScoreError = 2e-5;   // of a row's largest sum of |w| * max(0, dot)
 
 /// What the comparator works on: the elements of a tensor and what a failure says about them.
 struct Values {

@@ -3,16 +3,40 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <ostream>
 
 namespace flashdsa::test {
 
 std::vector<Engine> engines() {
-  return {{Backend::kReference, SimdTarget::kAuto},
+  return {{Backend::kReference},
           {Backend::kCpu, SimdTarget::kBaseline},
           {Backend::kCpu, SimdTarget::kAvx2},
           {Backend::kCpu, SimdTarget::kAvx512},
-          {Backend::kCpu, SimdTarget::kAvx512Bf16}};
+          {Backend::kCpu, SimdTarget::kAvx512Bf16},
+          {Backend::kSm90}};
 }
+
+std::vector<Engine> host_engines() {
+  std::vector<Engine> result = engines();
+  std::erase_if(result, [](const Engine& engine) { return works_on_device(engine.backend); });
+  return result;
+}
+
+std::vector<Engine> bounded_engines() {
+  std::vector<Engine> result = engines();
+  std::erase_if(result, [](const Engine& engine) { return engine.backend == Backend::kReference; });
+  return result;
+}
+
+std::vector<Engine> backend_engines() {
+  return {{Backend::kReference}, {Backend::kCpu}, {Backend::kSm90}};
+}
+
+bool works_on_device(Backend backend) {
+  return backend == Backend::kSm90 || backend == Backend::kSm80;
+}
+
+double log_absolute(Backend backend) { return works_on_device(backend) ? 1e-4 : 1e-5; }
 
 std::string engine_refusal(const Engine& engine) {
   for (const BackendStatus& status : backends()) {
@@ -27,9 +51,12 @@ std::string engine_refusal(const Engine& engine) {
 }
 
 std::string engine_name(const ::testing::TestParamInfo<Engine>& info) {
-  const Engine& engine = info.param;
-  if (engine.simd == SimdTarget::kAuto) return std::string(backend_name(engine.backend));
-  return fmt::format("{}_{}", backend_name(engine.backend), simd_target_name(engine.simd));
+  return ::testing::PrintToString(info.param);
+}
+
+void PrintTo(const Engine& engine, std::ostream* out) {
+  *out << backend_name(engine.backend);
+  if (engine.simd != SimdTarget::kAuto) *out << '_' << simd_target_name(engine.simd);
 }
 
 Runtime reference_runtime() {

@@ -6,6 +6,9 @@
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
+#include <utility>
+
+#include "tests/support/memory_blocks.h"
 
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/asan_interface.h>
@@ -44,7 +47,7 @@ GuardedMemory::GuardedMemory(std::size_t payload_bytes, std::size_t shift_bytes)
   const std::size_t bytes = 2 * kBandBytes + shift_bytes_ + payload_bytes_;
   lines_.resize((bytes + sizeof(Line) - 1) / sizeof(Line));
   std::fill(words(), words() + lines_.size() * sizeof(Line) / 2, kSentinel);
-  poison_bands();
+  make_known();
 }
 
 GuardedMemory::GuardedMemory(const GuardedMemory& other)
@@ -52,16 +55,28 @@ GuardedMemory::GuardedMemory(const GuardedMemory& other)
   other.unpoison();
   lines_ = other.lines_;
   other.poison_bands();
-  poison_bands();
+  make_known();
 }
 
-GuardedMemory& GuardedMemory::operator=(const GuardedMemory& other) {
-  GuardedMemory copy(other);
-  *this = std::move(copy);
+GuardedMemory& GuardedMemory::operator=(GuardedMemory other) noexcept {
+  lines_.swap(other.lines_);
+  std::swap(payload_bytes_, other.payload_bytes_);
+  std::swap(shift_bytes_, other.shift_bytes_);
   return *this;
 }
 
-GuardedMemory::~GuardedMemory() { unpoison(); }
+GuardedMemory::~GuardedMemory() {
+  if (lines_.empty()) return;  // moved away
+  unpoison();
+  forget_block(reinterpret_cast<const std::byte*>(words()));
+}
+
+void GuardedMemory::make_known() const {
+  if (lines_.empty()) return;
+  know_block(
+      {reinterpret_cast<std::byte*>(words()), lines_.size() * sizeof(Line), MemoryKind::kWhole});
+  poison_bands();
+}
 
 std::byte* GuardedMemory::payload() const {
   return reinterpret_cast<std::byte*>(words() + first_word());

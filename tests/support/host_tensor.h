@@ -11,8 +11,9 @@ namespace flashdsa::test {
 
 using Shape = std::vector<std::int64_t>;
 
-/// Memory of a HostTensor: a payload between two bands, all filled with kSentinel. A build with
-/// AddressSanitizer also traps whoever reads or writes a band.
+/// Memory of a HostTensor: a payload between two bands, all filled with kSentinel. It is a block
+/// that a device engine mirrors; a build with AddressSanitizer also traps whoever reads or writes a
+/// band.
 class GuardedMemory {
  public:
   /// As BF16, FP32 or FP64 the repeated word is a NaN, as an integer an unlikely number.
@@ -24,8 +25,7 @@ class GuardedMemory {
   GuardedMemory(std::size_t payload_bytes, std::size_t shift_bytes);
   GuardedMemory(const GuardedMemory& other);
   GuardedMemory(GuardedMemory&& other) noexcept = default;
-  GuardedMemory& operator=(const GuardedMemory& other);
-  GuardedMemory& operator=(GuardedMemory&& other) noexcept = default;
+  GuardedMemory& operator=(GuardedMemory other) noexcept;
   ~GuardedMemory();
 
   std::byte* payload() const;
@@ -43,6 +43,7 @@ class GuardedMemory {
   std::size_t last_word() const { return first_word() + payload_bytes_ / 2; }
   void poison_bands() const;
   void unpoison() const;
+  void make_known() const;
 
   std::vector<Line> lines_;
   std::size_t payload_bytes_ = 0;

@@ -6,20 +6,27 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "tests/support/memory_blocks.h"
+
 namespace flashdsa::test {
 
 MappedMemory::MappedMemory(std::size_t bytes) : data_(nullptr), bytes_(bytes) {
   void* mapping = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (mapping != MAP_FAILED) data_ = static_cast<std::byte*>(mapping);
+  if (mapping == MAP_FAILED) return;
+  data_ = static_cast<std::byte*>(mapping);
+  know_block({data_, bytes_, MemoryKind::kPages});
 }
 
 MappedMemory::~MappedMemory() {
-  if (data_ != nullptr) munmap(data_, bytes_);
+  if (data_ == nullptr) return;
+  forget_block(data_);
+  munmap(data_, bytes_);
 }
 
 void MappedMemory::forbid_access() {
   if (mprotect(data_, bytes_, PROT_NONE) != 0) throw std::runtime_error("mprotect failed");
+  know_block({data_, bytes_, MemoryKind::kForbidden});
 }
 
 PageGuardedTensor::PageGuardedTensor(const HostTensor& tensor) : view_(tensor.view()) {
@@ -36,8 +43,12 @@ PageGuardedTensor::PageGuardedTensor(const HostTensor& tensor) : view_(tensor.vi
   if (mprotect(base, page, PROT_NONE) != 0 || mprotect(base + page + inner, page, PROT_NONE) != 0) {
     throw std::runtime_error("mprotect failed");
   }
+  know_block({data, view_.bytes(), MemoryKind::kPages});
 }
 
-PageGuardedTensor::~PageGuardedTensor() { munmap(mapping_, mapping_bytes_); }
+PageGuardedTensor::~PageGuardedTensor() {
+  forget_block(view_.as<std::byte>());
+  munmap(mapping_, mapping_bytes_);
+}
 
 }  // namespace flashdsa::test

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "tests/support/compare.h"
+#include "tests/support/placement.h"
 #include "tests/support/random.h"
 
 namespace flashdsa::test {
@@ -302,20 +303,29 @@ TopkProblem rows_of(const TopkProblem& problem, std::int64_t begin, std::int64_t
   return result;
 }
 
-TopkResult run_topk(const TopkProblem& problem, const Runtime& runtime, WantScores want) {
+TopkResult empty_result(const TopkProblem& problem, WantScores want) {
   const bool is_double = problem.index_q.dtype() == DType::kFloat64;
   TopkResult result;
   result.topk_indices = HostTensor(DType::kInt32, {problem.t_q(), 1, problem.topk});
   result.topk_length = HostTensor(DType::kInt32, {problem.t_q()});
-  IndexerTopkArgs args = problem.inputs();
-  args.topk_indices = result.topk_indices;
-  args.topk_length = result.topk_length;
   if (want == WantScores::kYes) {
     result.topk_scores =
         HostTensor(is_double ? DType::kFloat64 : DType::kFloat32, {problem.t_q(), problem.topk});
-    args.topk_scores = *result.topk_scores;
   }
-  indexer_topk(args, runtime);
+  return result;
+}
+
+IndexerTopkArgs topk_args(const TopkProblem& problem, const TopkResult& result) {
+  IndexerTopkArgs args = problem.inputs();
+  args.topk_indices = result.topk_indices;
+  args.topk_length = result.topk_length;
+  if (result.topk_scores) args.topk_scores = *result.topk_scores;
+  return args;
+}
+
+TopkResult run_topk(const TopkProblem& problem, const Runtime& runtime, WantScores want) {
+  const TopkResult result = empty_result(problem, want);
+  run_placed(topk_args(problem, result), runtime);
   const auto expect_intact = [&](const char* name, const HostTensor& tensor) {
     EXPECT_TRUE(tensor.bands_intact()) << "guard band of " << name << "; " << problem.describe();
   };

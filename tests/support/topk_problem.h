@@ -69,6 +69,12 @@ struct TopkResult {
 
 enum class WantScores : bool { kNo, kYes };
 
+/// Outputs that hold a sentinel between guard bands.
+TopkResult empty_result(const TopkProblem& problem, WantScores want = WantScores::kYes);
+
+/// The call that fills a result.
+IndexerTopkArgs topk_args(const TopkProblem& problem, const TopkResult& result);
+
 /// Runs the indexer. Outputs lie between guard bands and hold a sentinel before the call; a band
 /// that changed is a test failure.
 TopkResult run_topk(const TopkProblem& problem, const Runtime& runtime,

@@ -3,47 +3,18 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <numbers>
 
 #include "attention/backends.h"
+#include "attention/sm90/aligned_rows.h"
 #include "attention/sm90/forward/launch.h"
-#include "attention/sm90/forward/prepare.h"
+#include "attention/sm90/rows.h"
 #include "core/cuda/check.h"
 #include "core/device.h"
 #include "core/scratch.h"
 
 namespace flashdsa::attention::sm90 {
-namespace {
-
 using forward_pass::KernelParams;
-using forward_pass::StridedRows;
-
-// BF16 rows aligned to 16 bytes: the caller's, or a dense copy in scratch.
-class AlignedRows {
- public:
-  AlignedRows(const StridedRows& rows, const Runtime& runtime, Device device, cudaStream_t stream)
-      : data(rows.data), outer_stride(rows.outer_stride), inner_stride(rows.inner_stride) {
-    const std::int64_t count = rows.outer * rows.inner;
-    if (count == 0 || forward_pass::rows_are_aligned(rows)) return;
-    const auto bytes = static_cast<std::size_t>(count * rows.width) * sizeof(__nv_bfloat16);
-    copy_ = std::make_unique<core::Scratch>(runtime, bytes, device);
-    auto* packed = static_cast<__nv_bfloat16*>(copy_->data());
-    forward_pass::launch_pack_rows(rows, packed, stream);
-    data = packed;
-    inner_stride = rows.width;
-    outer_stride = rows.width * rows.inner;
-  }
-
-  const __nv_bfloat16* data;
-  std::int64_t outer_stride;
-  std::int64_t inner_stride;
-
- private:
-  std::unique_ptr<core::Scratch> copy_;
-};
-
-}  // namespace
 
 std::string refusal(const CommonParams& params) {
   if (params.device.kind != DeviceKind::kCuda) return "the tensors are not on a CUDA device";
@@ -66,10 +37,9 @@ void forward(const ForwardParams& params, const Runtime& runtime) {
   const core::Scratch scratch(runtime, static_cast<std::size_t>(params.t_q) * sizeof(std::int32_t),
                               params.device);
   auto* extents = static_cast<std::int32_t*>(scratch.data());
-  forward_pass::launch_row_extents(
-      {params.topk_indices, params.topk_indices_row_stride, params.topk_length, params.t_q,
-       static_cast<int>(params.topk), static_cast<int>(params.t_k)},
-      extents, stream);
+  launch_row_extents({params.topk_indices, params.topk_indices_row_stride, params.topk_length,
+                      params.t_q, static_cast<int>(params.topk), static_cast<int>(params.t_k)},
+                     extents, stream);
 
   KernelParams kernel{};
   kernel.q = q.data;
@@ -82,7 +52,7 @@ void forward(const ForwardParams& params, const Runtime& runtime) {
   kernel.extents = extents;
   kernel.attn_sink = static_cast<const float*>(params.attn_sink);
   kernel.out = static_cast<__nv_bfloat16*>(params.out);
-  kernel.out_aligned = reinterpret_cast<std::uintptr_t>(params.out) % 16 == 0;
+  kernel.out_aligned = is_aligned(params.out);
   kernel.lse = static_cast<float*>(params.lse);
   kernel.max_logits = static_cast<float*>(params.max_logits);
   kernel.head_blocks_log2 = params.heads > 64 ? 1 : 0;

@@ -10,6 +10,13 @@ namespace {
 
 cudaStream_t native(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
 
+// Microseconds, where cudaGetDeviceProperties takes a millisecond.
+int attribute(cudaDeviceAttr which, int device) {
+  int value = 0;
+  cuda::check(cudaDeviceGetAttribute(&value, which, device), "reading a device attribute");
+  return value;
+}
+
 class StreamOrderedMemory final : public Allocator {
  public:
   void* allocate(std::size_t bytes, Device device, Stream stream) noexcept override {
@@ -40,11 +47,13 @@ std::string sm90_refusal(int index) {
   }
   if (index < 0 || index >= count)
     return fmt::format("there is no cuda:{}, found {}", index, count);
-  cudaDeviceProp properties{};
+  const int major = attribute(cudaDevAttrComputeCapabilityMajor, index);
+  const int minor = attribute(cudaDevAttrComputeCapabilityMinor, index);
+  if (major == 9 && minor == 0) return "";
+  cudaDeviceProp properties{};  // for the name, which no attribute gives
   cuda::check(cudaGetDeviceProperties(&properties, index), "reading device properties");
-  if (properties.major == 9 && properties.minor == 0) return "";
   return fmt::format("needs a GPU of compute capability 9.0, cuda:{} is {} ({}.{})", index,
-                     properties.name, properties.major, properties.minor);
+                     properties.name, major, minor);
 }
 
 Allocator& cuda_allocator() {
@@ -56,6 +65,13 @@ void cuda_copy(void* to, const void* from, std::size_t bytes, Device device, Str
   const cuda::DeviceGuard guard(device.index);
   cuda::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, native(stream)),
               fmt::format("copying {} bytes", bytes));
+}
+
+bool cuda_is_capturing(Device device, Stream stream) {
+  const cuda::DeviceGuard guard(device.index);
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  cuda::check(cudaStreamIsCapturing(native(stream), &status), "asking whether the stream captures");
+  return status != cudaStreamCaptureStatusNone;
 }
 
 void cuda_synchronize(Device device, Stream stream) {

@@ -197,6 +197,13 @@ __device__ __forceinline__ float max_keep_nan(float x, float y) {
   return z;
 }
 
+// Sums of two BF16 pairs.
+__device__ __forceinline__ uint32_t add_bf16(uint32_t a, uint32_t b) {
+  uint32_t sum;
+  asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(sum) : "r"(a), "r"(b));
+  return sum;
+}
+
 // ------------------------------------------------------------------------------ atomics
 
 // Adds four FP32 numbers to global memory, aligned to 16 bytes; each number is atomic on its own.
@@ -204,6 +211,23 @@ __device__ __forceinline__ void reduce_add_v4(float* to, float a, float b, float
   asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a), "f"(b), "f"(c),
                "f"(d)
                : "memory");
+}
+
+// ------------------------------------------------------------------------------ bulk loads
+
+// global -> shared, all 16-byte aligned; completes on the barrier.
+__device__ __forceinline__ void bulk_load(uint32_t to, const void* from, uint32_t bytes,
+                                          uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(to),
+      "l"(from), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+}
+
+// This thread's cp.async so far have landed.
+__device__ __forceinline__ void cp_async_wait_all() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
 }  // namespace flashdsa::core::cuda

@@ -49,14 +49,48 @@ HWY_INLINE Floats HighFloats(Words words) {
   return hn::BitCast(kFloat, hn::And(words, hn::Set(kWord, 0xFFFF0000u)));
 }
 
+// What DotPairs makes of subnormal numbers. The AVX-512 BF16 instruction takes them as zero, inputs
+// and sums alike; to keep them costs twice its time. The other sets always keep them.
+enum class Subnormals { kFlushed, kKept };
+
+#ifdef __AVX512BF16__
+inline constexpr bool kDotFlushes = true;
+#else
+inline constexpr bool kDotFlushes = false;
+#endif
+
 // fma(low(a), low(b), fma(high(a), high(b), sum)) in FP32: the order of the AVX-512 instruction, so
-// that all sets with FMA give the same bits (BF16 subnormals aside, which the instruction flushes).
+// that all sets with FMA give the same bits where no subnormal is flushed (NaN stays NaN, but which
+// NaN depends on the set).
+template <Subnormals kSubnormals = Subnormals::kFlushed>
 HWY_INLINE Floats DotPairs(Words a, Words b, Floats sum) {
 #ifdef __AVX512BF16__
-  return Floats{_mm512_dpbf16_ps(sum.raw, (__m512bh)a.raw, (__m512bh)b.raw)};
-#else
-  return hn::MulAdd(LowFloats(a), LowFloats(b), hn::MulAdd(HighFloats(a), HighFloats(b), sum));
+  if constexpr (kSubnormals == Subnormals::kFlushed) {
+    return Floats{_mm512_dpbf16_ps(sum.raw, (__m512bh)a.raw, (__m512bh)b.raw)};
+  }
 #endif
+  return hn::MulAdd(LowFloats(a), LowFloats(b), hn::MulAdd(HighFloats(a), HighFloats(b), sum));
+}
+
+// Smallest magnitude among the BF16 numbers that are not zero, as bits; above all of them when
+// there is none.
+HWY_INLINE std::uint32_t LeastMagnitude(const std::uint16_t* numbers, int count) {
+  std::uint16_t least = 0xFFFF;  // of magnitude - 1, where zero is the largest
+  for (int i = 0; i < count; ++i) {
+    const auto rank = static_cast<std::uint16_t>((numbers[i] & 0x7FFF) - 1);
+    least = rank < least ? rank : least;
+  }
+  return least + 1u;
+}
+
+// Whether DotPairs meets no subnormal when it multiplies numbers of at least these magnitudes.
+// Those of biased exponents a and b are multiples of 2^(a - 134) and 2^(b - 134), so every product,
+// and every sum of products however often rounded, is a multiple of 2^(a + b - 268): zero or no
+// smaller than that.
+HWY_INLINE bool DotsStayNormal(std::uint32_t least_a, std::uint32_t least_b) {
+  constexpr std::uint32_t kLeastNormal = 0x80;
+  return least_a >= kLeastNormal && least_b >= kLeastNormal &&
+         (least_a >> 7) + (least_b >> 7) >= 268 - 126;
 }
 
 // Upper halves of the FP32 numbers rounded to BF16 (nearest even), in the low half of each word.

@@ -3,12 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <new>
 
+#include "core/out_of_memory.h"
 #include "flashdsa/error.h"
 
 namespace flashdsa {
 
-std::vector<SimdTarget> simd_targets() {
+std::vector<SimdTarget> simd_targets() try {
   std::vector<SimdTarget> targets;
 #if defined(__x86_64__)
   __builtin_cpu_init();
@@ -23,6 +25,8 @@ std::vector<SimdTarget> simd_targets() {
 #endif
   targets.push_back(SimdTarget::kBaseline);
   return targets;
+} catch (const std::bad_alloc&) {
+  core::throw_out_of_memory("simd_targets");
 }
 
 std::string_view simd_target_name(SimdTarget target) noexcept {

@@ -7,6 +7,9 @@
 // weighted and added to the scores one after the other. So every score is one fixed chain of FP32
 // operations: the words in ascending order for each dot, then the heads in ascending order,
 // whatever panel, tile, row block or thread it falls into. That makes selections invariant.
+//
+// Where a product or sum of a panel could be subnormal, the panel is scored by the DotPairs that
+// keeps them. Elsewhere both give the same bits, so a score does not show which one made it.
 
 #include "indexer/cpu/kernels.h"
 
@@ -26,17 +29,28 @@ constexpr int kPanelKeys = Tiles::kPanelKeys;
 constexpr int kDim = 128;
 constexpr int kWords = kDim / 2;
 
+// 0 in the sets that keep subnormals anyway.
+std::uint32_t LeastMagnitudeIfFlushed(const std::uint16_t* numbers, std::int32_t count) {
+  return kDotFlushes ? LeastMagnitude(numbers, count) : 0;
+}
+
 void PackKeys(const std::uint16_t* keys, std::int64_t key_stride, std::int32_t count,
-              std::uint32_t* panel) {
+              Panel& panel) {
+  panel.least_magnitude = ~0u;
   for (int j = 0; j < kPanelKeys; ++j) {
     std::uint32_t words[kWords] = {};
-    if (j < count) __builtin_memcpy(words, keys + j * key_stride, sizeof(words));
-    for (int c = 0; c < kWords; ++c) panel[c * kPanelKeys + j] = words[c];
+    if (j < count) {
+      const std::uint16_t* key = keys + j * key_stride;
+      __builtin_memcpy(words, key, sizeof(words));
+      const std::uint32_t least = LeastMagnitudeIfFlushed(key, kDim);
+      if (least < panel.least_magnitude) panel.least_magnitude = least;
+    }
+    for (int c = 0; c < kWords; ++c) panel.words[c * kPanelKeys + j] = words[c];
   }
 }
 
 // Adds kHeads weighted heads to the scores of one panel.
-template <int kHeads>
+template <int kHeads, Subnormals kSubnormals>
 HWY_INLINE void HeadTile(const std::uint16_t* HWY_RESTRICT q, const float* HWY_RESTRICT weights,
                          const std::uint32_t* HWY_RESTRICT panel,
                          Floats (&scores)[Tiles::kKeyVectors]) {
@@ -53,7 +67,9 @@ HWY_INLINE void HeadTile(const std::uint16_t* HWY_RESTRICT q, const float* HWY_R
       std::uint32_t word;
       __builtin_memcpy(&word, q + h * kDim + 2 * c, sizeof(word));
       const Words query = hn::Set(kWord, word);
-      for (int v = 0; v < Tiles::kKeyVectors; ++v) dot[h][v] = DotPairs(query, keys[v], dot[h][v]);
+      for (int v = 0; v < Tiles::kKeyVectors; ++v) {
+        dot[h][v] = DotPairs<kSubnormals>(query, keys[v], dot[h][v]);
+      }
     }
   }
   for (int h = 0; h < kHeads; ++h) {
@@ -67,17 +83,30 @@ HWY_INLINE void HeadTile(const std::uint16_t* HWY_RESTRICT q, const float* HWY_R
   }
 }
 
-void ScorePanel(const std::uint16_t* q, const float* weights, std::int32_t heads,
-                const std::uint32_t* panel, float* scores) {
+template <Subnormals kSubnormals>
+void ScorePanelWith(const Query& query, const std::uint32_t* panel, float* scores) {
   Floats sum[Tiles::kKeyVectors];
   for (int v = 0; v < Tiles::kKeyVectors; ++v) sum[v] = hn::Zero(kFloat);
+  const auto tile = [&]<int kHeads>(int h) {
+    HeadTile<kHeads, kSubnormals>(query.q + h * kDim, query.weights + h, panel, sum);
+  };
   int h = 0;
-  for (; h + Tiles::kHeads <= heads; h += Tiles::kHeads) {
-    HeadTile<Tiles::kHeads>(q + h * kDim, weights + h, panel, sum);
+  for (; h + Tiles::kHeads <= query.heads; h += Tiles::kHeads) {
+    tile.template operator()<Tiles::kHeads>(h);
   }
-  for (; h + 2 <= heads; h += 2) HeadTile<2>(q + h * kDim, weights + h, panel, sum);
-  if (h < heads) HeadTile<1>(q + h * kDim, weights + h, panel, sum);
+  for (; h + 2 <= query.heads; h += 2) tile.template operator()<2>(h);
+  if (h < query.heads) tile.template operator()<1>(h);
   for (int v = 0; v < Tiles::kKeyVectors; ++v) hn::Store(sum[v], kFloat, scores + v * kLanes);
+}
+
+void ScorePanel(const Query& query, const Panel& panel, float* scores) {
+  if constexpr (kDotFlushes) {
+    if (DotsStayNormal(query.least_magnitude, panel.least_magnitude)) {
+      ScorePanelWith<Subnormals::kFlushed>(query, panel.words, scores);
+      return;
+    }
+  }
+  ScorePanelWith<Subnormals::kKept>(query, panel.words, scores);
 }
 
 std::int32_t AppendAbove(const float* scores, std::int32_t count, float threshold,
@@ -103,7 +132,8 @@ std::int32_t AppendAbove(const float* scores, std::int32_t count, float threshol
 }  // namespace
 
 const Kernels& kernels() {
-  static constexpr Kernels kKernels = {kPanelKeys, PackKeys, ScorePanel, AppendAbove};
+  static constexpr Kernels kKernels = {kPanelKeys, LeastMagnitudeIfFlushed, PackKeys, ScorePanel,
+                                       AppendAbove};
   return kKernels;
 }
 

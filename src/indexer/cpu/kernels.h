@@ -9,18 +9,33 @@
 
 namespace flashdsa::indexer::cpu {
 
+/// A query row with its weights.
+struct Query {
+  const std::uint16_t* q;  // [heads, 128] BF16, contiguous
+  const float* weights;    // [heads]
+  std::int32_t heads;
+  std::uint32_t least_magnitude;  // of q
+};
+
+/// Packed keys, at most panel_keys of them.
+struct Panel {
+  std::uint32_t* words;           // [64][panel_keys]
+  std::uint32_t least_magnitude;  // of the keys
+};
+
 /// The kernels of one instruction set.
 struct Kernels {
   std::int32_t panel_keys;  // keys of one packed panel
 
-  /// Packs `count` <= panel_keys key rows [count, 128] BF16 into panel [64 words][panel_keys];
-  /// missing keys are zero.
-  void (*pack_keys)(const std::uint16_t* keys, std::int64_t key_stride, std::int32_t count,
-                    std::uint32_t* panel);
+  /// Smallest magnitude (BF16 bits) of the numbers that are not zero.
+  std::uint32_t (*least_magnitude)(const std::uint16_t* numbers, std::int32_t count);
 
-  /// scores [panel_keys] of one query row [heads, 128] BF16 (contiguous) with its FP32 weights.
-  void (*score_panel)(const std::uint16_t* q, const float* weights, std::int32_t heads,
-                      const std::uint32_t* panel, float* scores);
+  /// Packs `count` <= panel_keys key rows [count, 128] BF16; missing keys are zero.
+  void (*pack_keys)(const std::uint16_t* keys, std::int64_t key_stride, std::int32_t count,
+                    Panel& panel);
+
+  /// scores [panel_keys] of one query row.
+  void (*score_panel)(const Query& query, const Panel& panel, float* scores);
 
   /// Appends the scores above `threshold` (NaN is above every number, nothing is above NaN) and
   /// their keys, first_key + position, in order. Returns how many. Writes up to 16 entries more

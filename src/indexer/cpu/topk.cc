@@ -6,7 +6,7 @@
 // not grow with T_q or T_k. Rows that select all of their keys are written without a score.
 
 #include <algorithm>
-#include <bit>
+#include <cmath>
 #include <limits>
 
 #include "core/parallel.h"
@@ -54,6 +54,7 @@ struct KeyRange {
 struct ActiveRow {
   std::int64_t t;
   KeyRange keys;
+  Query query;
   RowSelection selection;
 };
 
@@ -158,17 +159,20 @@ class Selector {
   // Row t becomes the block's active row i.
   void prepare_row(std::int64_t t, KeyRange keys, std::int64_t i, const BlockScratch& s) const {
     const std::int64_t heads = params_.index_heads;
-    s.rows[i] = {t, keys,
-                 RowSelection(static_cast<std::int32_t>(params_.topk),
-                              s.kept_scores + i * capacity_, s.kept_keys + i * capacity_, s.ranks)};
-    const auto* q =
+    std::uint16_t* q = s.index_q + i * heads * kIndexDim;
+    float* weights = s.weights + i * heads;
+    const auto* from =
         static_cast<const std::uint16_t*>(params_.index_q) + t * params_.index_q_row_stride;
     for (std::int64_t h = 0; h < heads; ++h) {
-      std::copy_n(q + h * params_.index_q_head_stride, kIndexDim,
-                  s.index_q + (i * heads + h) * kIndexDim);
+      std::copy_n(from + h * params_.index_q_head_stride, kIndexDim, q + h * kIndexDim);
     }
+    const auto numbers = static_cast<std::int32_t>(heads * kIndexDim);
+    s.rows[i] = {
+        t, keys,
+        Query{q, weights, static_cast<std::int32_t>(heads), kernels_.least_magnitude(q, numbers)},
+        RowSelection(static_cast<std::int32_t>(params_.topk), s.kept_scores + i * capacity_,
+                     s.kept_keys + i * capacity_, s.ranks)};
     const std::int64_t at = t * params_.head_weights_row_stride;
-    float* weights = s.weights + i * heads;
     if (params_.weights_dtype == DType::kFloat32) {
       std::copy_n(static_cast<const float*>(params_.head_weights) + at, heads, weights);
     } else {
@@ -181,20 +185,19 @@ class Selector {
 
   // Scores the block's keys for every active row that sees some of them, then selects.
   void score_block(KeyRange block, std::int64_t active, const BlockScratch& s) const {
-    const std::int64_t heads = params_.index_heads;
     for (std::int64_t key = block.begin; key < block.end; key += kernels_.panel_keys) {
-      const KeyRange panel{key, std::min(key + kernels_.panel_keys, block.end)};
+      const KeyRange keys{key, std::min(key + kernels_.panel_keys, block.end)};
+      Panel panel{s.panel, 0};
       bool packed = false;
       for (std::int64_t i = 0; i < active; ++i) {
-        if (s.rows[i].keys.intersect(panel).size() == 0) continue;
+        if (s.rows[i].keys.intersect(keys).size() == 0) continue;
         if (!packed) {
           kernels_.pack_keys(
               static_cast<const std::uint16_t*>(params_.index_k) + key * params_.index_k_row_stride,
-              params_.index_k_row_stride, static_cast<std::int32_t>(panel.size()), s.panel);
+              params_.index_k_row_stride, static_cast<std::int32_t>(keys.size()), panel);
           packed = true;
         }
-        kernels_.score_panel(s.index_q + i * heads * kIndexDim, s.weights + i * heads,
-                             static_cast<std::int32_t>(heads), s.panel,
+        kernels_.score_panel(s.rows[i].query, panel,
                              s.scores + i * block_keys_ + (key - block.begin));
       }
     }
@@ -227,7 +230,10 @@ class Selector {
     if (params_.topk_length != nullptr) params_.topk_length[active.t] = selection.size();
     if (params_.topk_scores == nullptr) return;
     float* scores = static_cast<float*>(params_.topk_scores) + at;
-    std::copy_n(selection.scores(), size, scores);
+    // One NaN for all, since its bits depend on the kernel that made it.
+    std::transform(selection.scores(), selection.scores() + size, scores, [](float score) {
+      return std::isnan(score) ? std::numeric_limits<float>::quiet_NaN() : score;
+    });
     std::fill(scores + size, scores + params_.topk, -std::numeric_limits<float>::infinity());
   }
 

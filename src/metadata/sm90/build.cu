@@ -52,9 +52,10 @@ struct Inputs {
   const std::int32_t* narrow_positions;  // of the local rows, or null
   const std::int64_t* wide_positions;    // or null; both null: row t is at t
   std::int64_t rows;                     // T_q
-  const bool* padding_mask;              // or null
+  const std::uint8_t* padding_mask;      // or null; any byte but 0 is padding
   std::int64_t total;                    // T_k
-  std::int64_t max_seqlen;               // -1: not given
+  bool has_max_seqlen;
+  std::int64_t max_seqlen;
   bool contiguous;
   bool lenient;
 
@@ -98,7 +99,7 @@ __global__ void check_documents_kernel(Inputs in, Summary* summary) {
 
 __global__ void check_positions_kernel(Inputs in, Summary* summary) {
   const std::int64_t t = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (t == 0 && in.max_seqlen >= 0 && in.max_seqlen != summary->longest) {
+  if (t == 0 && in.has_max_seqlen && in.max_seqlen != summary->longest) {
     report(summary, MetadataStatus::kMaxSeqlen);
   }
   if (t >= in.rows) return;
@@ -137,7 +138,7 @@ __global__ void rows_kernel(Inputs in, const Summary* summary, RowOutputs out) {
   const std::int64_t g = in.position(t);
   const std::int64_t d = document_of(in, g);
   const std::int64_t start = in.padded[d];
-  const bool masked = in.padding_mask != nullptr && in.padding_mask[t];
+  const bool masked = in.padding_mask != nullptr && in.padding_mask[t] != 0;
   const bool valid = g < start + (in.cu[d + 1] - in.cu[d]) && !masked;
   out.starts[t] = static_cast<std::int32_t>(start);
   out.causal_lengths[t] = valid ? static_cast<std::int32_t>(g + 1 - start) : 0;
@@ -231,9 +232,10 @@ Inputs inputs_of(const PackedMetadataArgs& args) {
   } else if (args.query_indices) {
     in.wide_positions = args.query_indices->as<std::int64_t>();
   }
-  in.padding_mask = args.padding_mask ? args.padding_mask->as<bool>() : nullptr;
+  in.padding_mask = args.padding_mask ? args.padding_mask->as<std::uint8_t>() : nullptr;
   in.total = args.total_key_tokens;
-  in.max_seqlen = args.max_seqlen.value_or(-1);
+  in.has_max_seqlen = args.max_seqlen.has_value();
+  in.max_seqlen = args.max_seqlen.value_or(0);
   in.contiguous = args.query_mode == QueryMode::kContiguous;
   in.lenient = args.lenient;
   return in;

@@ -1,9 +1,9 @@
 // attention_backward on Hopper: the passes around the backward kernel, in stream order.
 //
 //   extents of the rows; aligned copies of inputs that the kernel cannot read in place;
-//   default: kernel with atomics into FP32 accumulators;
-//   deterministic, invariant: for every chunk of items the kernel that stores each slot's row, then
-//   the ordered sum; channels into their order and dtype; the sink's sum.
+//   default: kernel with atomics into FP32 accumulators, and its repair;
+//   deterministic, invariant: for every chunk of items the kernel that stores each slot's row, its
+//   repair, then the ordered sum; channels into their order and dtype; the sink's sum.
 
 #include <cuda_bf16.h>
 #include <cuda_runtime_api.h>
@@ -11,12 +11,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 
 #include "attention/backends.h"
+#include "attention/sm90/aligned_rows.h"
 #include "attention/sm90/backward/launch.h"
 #include "attention/sm90/backward/ordered_sum.h"
 #include "attention/sm90/backward/passes.h"
+#include "attention/sm90/rows.h"
 #include "core/cuda/check.h"
 #include "core/scratch.h"
 
@@ -25,7 +26,6 @@ namespace {
 
 using backward_pass::KernelParams;
 
-constexpr std::int64_t kVectorBytes = 16;  // of cp.async and bulk copies
 constexpr std::int64_t kHeadsPerItem = 64;
 
 // Of the ordered modes' slot rows: 132 rows of K = 2048, D = 576, one for every SM, take 623 MB.
@@ -38,70 +38,32 @@ struct Call {
   cudaStream_t stream;
 };
 
-bool is_aligned(const void* data) {
-  return reinterpret_cast<std::uintptr_t>(data) % kVectorBytes == 0;
-}
-
-// A BF16 input [rows, heads, width] that the kernel reads in 16-byte pieces: itself, or a copy.
-class VectorInput {
- public:
-  VectorInput(const Call& call, const void* data, backward_pass::RepackParams shape)
-      : shape_(shape),
-        copied_(!readable(data)),
-        copy_(call.runtime,
-              copied_ ? static_cast<std::size_t>(shape.rows * shape.heads * shape.width) *
-                            sizeof(__nv_bfloat16)
-                      : 0,
-              call.params.device) {
-    shape_.from = static_cast<const __nv_bfloat16*>(data);
-    if (!copied_) return;
-    auto* copy = static_cast<__nv_bfloat16*>(copy_.data());
-    backward_pass::launch_repack(shape_, copy, call.stream);
-    shape_.from = copy;
-    shape_.head_stride = shape_.width;
-    shape_.row_stride = shape_.heads * shape_.width;
-  }
-
-  const __nv_bfloat16* data() const { return shape_.from; }
-  std::int64_t row_stride() const { return shape_.row_stride; }
-  std::int64_t head_stride() const { return shape_.head_stride; }
-
- private:
-  static bool fits(std::int64_t count, std::int64_t stride) {
-    constexpr auto kElement = static_cast<std::int64_t>(sizeof(__nv_bfloat16));
-    return count <= 1 || (stride * kElement % kVectorBytes == 0 &&
-                          stride * kElement <= std::numeric_limits<std::int32_t>::max());
-  }
-  bool readable(const void* data) const {
-    return is_aligned(data) && fits(shape_.rows, shape_.row_stride) &&
-           fits(shape_.heads, shape_.head_stride);
-  }
-
-  backward_pass::RepackParams shape_;
-  bool copied_;
-  core::Scratch copy_;
-};
+int two_head_blocks(const BackwardParams& p) { return p.heads > kHeadsPerItem ? 1 : 0; }
+std::int64_t items_of(const BackwardParams& p) { return p.t_q << two_head_blocks(p); }
 
 struct Inputs {
-  VectorInput q, out, grad_out, kv;
+  AlignedRows q, out, grad_out, kv;
 
   explicit Inputs(const Call& call)
-      : q(call, call.params.q,
-          per_head(call.params.q_row_stride, call.params.q_head_stride, call.params,
+      : q(per_head(call, call.params.q, call.params.q_row_stride, call.params.q_head_stride,
                    call.params.head_dim)),
-        out(call, call.params.out,
-            per_head(call.params.out_row_stride, call.params.out_head_stride, call.params,
+        out(per_head(call, call.params.out, call.params.out_row_stride, call.params.out_head_stride,
                      kValueDim)),
-        grad_out(call, call.params.grad_out,
-                 per_head(call.params.grad_out_row_stride, call.params.grad_out_head_stride,
-                          call.params, kValueDim)),
-        kv(call, call.params.kv,
-           {nullptr, call.params.kv_row_stride, 0, call.params.t_k, 1, call.params.head_dim}) {}
+        grad_out(per_head(call, call.params.grad_out, call.params.grad_out_row_stride,
+                          call.params.grad_out_head_stride, kValueDim)),
+        kv({static_cast<const __nv_bfloat16*>(call.params.kv), call.params.t_k, 1,
+            static_cast<int>(call.params.head_dim), call.params.kv_row_stride,
+            call.params.head_dim},
+           call.runtime, call.params.device, call.stream) {}
 
  private:
-  static backward_pass::RepackParams per_head(std::int64_t row_stride, std::int64_t head_stride,
-                                              const BackwardParams& params, std::int64_t width) {
-    return {nullptr, row_stride, head_stride, params.t_q, params.heads, width};
+  static AlignedRows per_head(const Call& call, const void* data, std::int64_t row_stride,
+                              std::int64_t head_stride, std::int64_t width) {
+    return {{static_cast<const __nv_bfloat16*>(data), call.params.t_q, call.params.heads,
+             static_cast<int>(width), row_stride, head_stride},
+            call.runtime,
+            call.params.device,
+            call.stream};
   }
 };
 
@@ -117,10 +79,12 @@ class Buffers {
     carve(carver, call.params);
   }
 
-  float* accumulators;              // [T_k, D], channels permuted
-  __nv_bfloat16* grad_q;            // [T_q, H, D]
-  std::int32_t* extents = nullptr;  // [T_q]
-  float* sink_terms = nullptr;      // [T_q, H], or null
+  float* accumulators;                   // [T_k, D], channels permuted
+  __nv_bfloat16* grad_q;                 // [T_q, H, D]
+  std::int32_t* extents = nullptr;       // [T_q]
+  float* d_errors = nullptr;             // [T_q, H]
+  std::uint8_t* needs_repair = nullptr;  // [items, 4]
+  float* sink_terms = nullptr;           // [T_q, H], or null
 
  private:
   std::size_t bytes(const BackwardParams& params) {
@@ -130,15 +94,18 @@ class Buffers {
   }
 
   void carve(core::Carver& carver, const BackwardParams& p) {
+    const auto vectors = static_cast<std::size_t>(p.t_q * p.heads);
     extents = carver.take<std::int32_t>(static_cast<std::size_t>(p.t_q));
+    d_errors = carver.take<float>(vectors);
+    needs_repair = carver.take<std::uint8_t>(static_cast<std::size_t>(items_of(p)) * 4);
     if (p.grad_attn_sink != nullptr) {
-      sink_terms = carver.take<float>(static_cast<std::size_t>(p.t_q * p.heads));
+      sink_terms = carver.take<float>(vectors);
     }
     if (p.grad_kv_dtype != DType::kFloat32 || !is_aligned(p.grad_kv)) {
       accumulators = carver.take<float>(static_cast<std::size_t>(p.t_k * p.head_dim));
     }
     if (!is_aligned(p.grad_q)) {
-      grad_q = carver.take<__nv_bfloat16>(static_cast<std::size_t>(p.t_q * p.heads * p.head_dim));
+      grad_q = carver.take<__nv_bfloat16>(vectors * static_cast<std::size_t>(p.head_dim));
     }
   }
 
@@ -147,18 +114,18 @@ class Buffers {
 
 KernelParams kernel_params(const BackwardParams& p, const Inputs& inputs, const Buffers& buffers) {
   KernelParams kernel{};
-  kernel.q = inputs.q.data();
-  kernel.q_row_stride = inputs.q.row_stride();
-  kernel.q_head_stride = inputs.q.head_stride();
-  kernel.kv = inputs.kv.data();
+  kernel.q = inputs.q.data;
+  kernel.q_row_stride = inputs.q.outer_stride;
+  kernel.q_head_stride = inputs.q.inner_stride;
+  kernel.kv = inputs.kv.data;
   kernel.kv_row_bytes =
-      p.t_k > 1 ? static_cast<std::uint32_t>(inputs.kv.row_stride()) * 2 : 0;  // row 0 needs none
-  kernel.out = inputs.out.data();
-  kernel.out_row_stride = inputs.out.row_stride();
-  kernel.out_head_stride = inputs.out.head_stride();
-  kernel.grad_out = inputs.grad_out.data();
-  kernel.grad_out_row_stride = inputs.grad_out.row_stride();
-  kernel.grad_out_head_stride = inputs.grad_out.head_stride();
+      p.t_k > 1 ? static_cast<std::uint32_t>(inputs.kv.outer_stride) * 2 : 0;  // row 0 needs none
+  kernel.out = inputs.out.data;
+  kernel.out_row_stride = inputs.out.outer_stride;
+  kernel.out_head_stride = inputs.out.inner_stride;
+  kernel.grad_out = inputs.grad_out.data;
+  kernel.grad_out_row_stride = inputs.grad_out.outer_stride;
+  kernel.grad_out_head_stride = inputs.grad_out.inner_stride;
   kernel.lse = static_cast<const float*>(p.lse);
   kernel.lse_row_stride = p.lse_row_stride;
   kernel.topk_indices = p.topk_indices;
@@ -166,8 +133,10 @@ KernelParams kernel_params(const BackwardParams& p, const Inputs& inputs, const 
   kernel.extents = buffers.extents;
   kernel.attn_sink = static_cast<const float*>(p.attn_sink);
   kernel.sink_terms = buffers.sink_terms;
+  kernel.d_errors = buffers.d_errors;
+  kernel.needs_repair = buffers.needs_repair;
   kernel.grad_q = buffers.grad_q;
-  kernel.two_head_blocks = p.heads > kHeadsPerItem ? 1 : 0;
+  kernel.two_head_blocks = two_head_blocks(p);
   kernel.heads = static_cast<int>(p.heads);
   kernel.t_k = static_cast<int>(p.t_k);
   kernel.topk = static_cast<int>(p.topk);
@@ -261,15 +230,15 @@ void backward(const BackwardParams& params, const Runtime& runtime) {
   const Inputs inputs(call);
   const KernelParams kernel = kernel_params(params, inputs, buffers);
 
-  backward_pass::launch_extents({params.topk_indices, params.topk_indices_row_stride,
-                                 params.topk_length, params.t_q, kernel.topk, kernel.t_k},
-                                buffers.extents, call.stream);
+  launch_row_extents({params.topk_indices, params.topk_indices_row_stride, params.topk_length,
+                      params.t_q, kernel.topk, kernel.t_k},
+                     buffers.extents, call.stream);
   const auto grad_kv_bytes = static_cast<std::size_t>(params.t_k * params.head_dim) * sizeof(float);
   if (grad_kv_bytes > 0) {
     core::cuda::check(cudaMemsetAsync(buffers.accumulators, 0, grad_kv_bytes, call.stream),
                       "zeroing grad_kv");
   }
-  const std::int64_t items = params.t_q << kernel.two_head_blocks;
+  const std::int64_t items = items_of(params);
   if (items > 0 && runtime.mode == Mode::kDefault) {
     add_unordered(call, kernel, items, buffers.accumulators);
   } else if (items > 0) {

@@ -9,9 +9,14 @@ namespace flashdsa::attention::sm90::backward_pass {
 
 // Sizes of the backward kernel. A chunk is 64 rows (heads or keys) of 64 channels: 128 bytes a row,
 // in the 128-byte swizzle of core/cuda/wgmma.cuh.
-template <int kHeadDimArg>
+//
+// kOrdered: grad_kv rows of every slot are stored instead of added up. kRepair: the pass after the
+// main one, which adds what grad_kv of the flagged items lacks.
+template <int kHeadDimArg, bool kOrderedArg, bool kRepairArg>
 struct Config {
   static constexpr int kHeadDim = kHeadDimArg;
+  static constexpr bool kOrdered = kOrderedArg;
+  static constexpr bool kRepair = kRepairArg;
   static constexpr int kValueDim = 512;
   static constexpr int kHeads = 64;  // rows of a query tile
   static constexpr int kKeys = 64;   // rows of a key tile
@@ -25,6 +30,11 @@ struct Config {
   static constexpr int kGradQChannels = kHeadDim / 2;
   static constexpr bool kHasMiddle = kChunks % 2 != 0;
   static constexpr int kMiddle = 4;
+
+  // The chunk of the rope channels, which out does not have: warpgroups 0 and 1 sum P k over one
+  // half of it each.
+  static constexpr bool kSumsRope = kHeadDim > kValueDim && !kRepair;
+  static constexpr int kRope = kValueChunks;
 
   // grad_kv chunks of every tile that warpgroups 0 and 1 make each; warpgroup 2 makes the rest.
   // None lost 4 % at 8192 keys (and wins 20 % at 32768), three lost 3 %.
@@ -55,9 +65,10 @@ struct Config {
     return kOrder[position];
   }
 
-  // Warps that read a key chunk for grad_q.
+  // Warps that read a key chunk for grad_q or sum P k.
   static __host__ __device__ constexpr int chunk_readers(int chunk) {
-    return kHasMiddle && chunk == kMiddle ? kMathWarps : kMathWarps / 2;
+    const bool both = (kHasMiddle && chunk == kMiddle) || (kSumsRope && chunk == kRope);
+    return both ? kMathWarps : kMathWarps / 2;
   }
 
   static_assert(kHeadDim == 576 || kHeadDim == 512, "the split of grad_q knows these two");
@@ -78,12 +89,19 @@ struct SharedStorage {
   uint64_t query_full;
   uint64_t query_empty;
   uint64_t key_area_free;
+  uint64_t heads_full;
+  uint64_t products_done;
   float lse_log2[Config::kHeads];  // of the softmax's whole denominator; +inf past the last head
   float d[Config::kHeads];         // sum of grad_out * out
+  // x, y, z: over the keys so far, see add_sums; w: the shift of dS / P, -softmax_scale times what
+  // d lacks.
+  float4 sums[Config::kHeads];
 };
 
-static_assert(sizeof(SharedStorage<Config<576>>) <= 232448, "over the limit of a Hopper SM");
-static_assert(sizeof(SharedStorage<Config<512>>) <= 232448, "over the limit of a Hopper SM");
+static_assert(sizeof(SharedStorage<Config<576, false, false>>) <= 232448,
+              "over the limit of a Hopper SM");
+static_assert(sizeof(SharedStorage<Config<512, false, false>>) <= 232448,
+              "over the limit of a Hopper SM");
 
 // What the kernel receives. Strides count elements.
 struct KernelParams {
@@ -105,6 +123,9 @@ struct KernelParams {
   const int32_t* extents;  // [T_q], last counted slot + 1
   const float* attn_sink;  // [H] or null
   float* sink_terms;       // [T_q, H] = P_sink * D, or null
+
+  float* d_errors;        // [T_q, H], the exact D minus that of the BF16 out
+  uint8_t* needs_repair;  // [all items, 4], of 16 heads each: whether that spoils grad_kv
 
   __nv_bfloat16* grad_q;  // [T_q, H, D], contiguous, aligned to 16 bytes
   // Rows of D in the permuted channel order of passes.h, aligned to 16 bytes: the accumulators

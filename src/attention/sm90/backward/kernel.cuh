@@ -1,12 +1,22 @@
 // Sparse MLA attention, backward, on Hopper: one query row and up to 64 heads an item.
 //
-//   S = scale q k,  P = exp(S - ln(e^lse + e^sink)),  D = sum_c grad_out out
+//   S = scale q k,  P = exp(S - ln(e^lse + e^sink)),  D = sum_c grad_out out = sum_j P dP
 //   dP = grad_out value,  dS = P (dP - D) scale
 //   grad_q = sum_j dS kv[i_j],  grad_kv[i_j] += dS q (+ P grad_out in the first 512 channels)
 //
 // Inputs and outputs: KernelParams in config.h. Slots that hold no key are zero rows with P = 0 and
 // are never added; heads past H are zero rows with P = dS = 0. The default kernel adds rows of
 // grad_kv with vector atomics; the ordered one stores every slot's row for ordered_sum.h.
+//
+// D. The walk begins with D of the BF16 out, whose rounding shifts every dS of a head by the same
+// multiple of P. Where the keys of a row have much in common, sum P k is long against grad_q, and
+// that breaks SPEC 8. So warpgroup 1 sums P and P dP on the way, and once the exact D is known
+// grad_q += shift * sum P k, which out is on its channels and warpgroups 0 and 1 have summed on the
+// rope channels. grad_kv has no such lever: only where dP hardly differs between the keys, or one
+// key has all the weight, is the shift seen there. Such items are flagged, and the same kernel
+// runs once more as a repair, over those items alone, with grad_out = 0 and D = the error: so dS is
+// the difference, which it adds to grad_kv (in the ordered mode to the slot's row).
+// A pre-pass for the exact D would cost every call S and dP again, 0.5 us a token at H = 64.
 //
 // Grid: one CTA per SM, items blockIdx.x, + gridDim.x, ...    Tile: 64 heads x 64 keys.
 // Warpgroups                                                                        registers
@@ -18,22 +28,29 @@
 // next keys are on their way; before an item they compute D and the denominator.
 //
 // Shared memory, bytes (D = 576 / 512): q 73728 / 65536, grad_out 65536, P 8192, dS 8192, keys (and
-// grad_q rows on their way out) 74752 / 66560, barriers, D and lse 1024: 231424 / 215040.
+// grad_q rows on their way out) 74752 / 66560, barriers, D, lse and sums 2048: 232448 / 216064.
 //
 // Barriers (0, 1 and 2 first wait on parity 0; 3, which has nothing to wait for then, on parity 1)
 //   key_full[c]    128 cp.async arrivals of 3   0, 1 wait      chunk c of the key tile is there
-//   key_empty[c]   4 (middle: 8) warps of 0, 1  3 waits        grad_q has read it
+//   key_empty[c]   4 or 8 warps of 0, 1         3 waits        grad_q (and sum P k) has read it
 //   query_full     128 cp.async arrivals of 3   0, 1, 2 wait   q and grad_out are there
 //   query_empty    12 warps of 0, 1, 2          3 waits        nobody reads q and grad_out any more
-//   key_area_free  8 warps of 0, 1              3 waits        grad_q rows have left the key area
+//   key_area_free  256 threads of 0, 1          3 waits        grad_q rows have left the key area
+//   heads_full     256 threads of 0, 1          0, 1 wait      D and lse are there
+//   products_done  256 threads of 0, 1          0, 1 wait      all grad_q products of the item are
+//                                                              done, the key area may be
+//                                                              overwritten, the shifts are there
+// What ordinary loads read is handed over where every thread arrives itself, which racecheck
+// follows; it follows no named barrier of a part of the block.
 // Named barriers
 //   kPFree    1, 2 arrive, 0 waits   nobody reads the previous tile's P and dS any more
 //   kPReady   0 arrives, 1 waits     P is in shared memory
 //   kDsReady  0, 1, 2 meet           P and dS are in shared memory
-//   kMath     0, 1 meet              D and lse are there; all grad_q products of the item are done
+//   kRopeReady  0 arrives, 1 waits   0's half of sum P k of the rope channels is in the key area
 //
-// Rounded to BF16: P and dS (operands of the second products; P also where it makes dS), grad_q.
-// All else is FP32. The order of grad_q's sums depends on the item alone.
+// Rounded to BF16: P and dS (operands of the second products; P also where it makes dS), grad_q;
+// sum P k of the rope channels after every tile, which only multiplies a shift. All else is FP32.
+// The order of grad_q's sums depends on the item alone.
 #pragma once
 
 #include <cmath>
@@ -46,7 +63,7 @@ namespace flashdsa::attention::sm90::backward_pass {
 
 using namespace core::cuda;
 
-enum NamedBarrier { kPFree = 1, kPReady, kDsReady, kMath };
+enum NamedBarrier { kPFree = 1, kPReady, kDsReady, kRopeReady };
 
 inline constexpr float kLog2E = 1.4426950408889634f;
 inline constexpr unsigned kAllLanes = 0xFFFFFFFFu;
@@ -60,6 +77,7 @@ struct Item {
   int extent;  // slots to look at, 0: a row without keys
 };
 
+template <typename Config>
 __device__ __forceinline__ Item item_at(const KernelParams& p, int index) {
   const int64_t item = p.first_item + index;
   Item result;
@@ -67,11 +85,15 @@ __device__ __forceinline__ Item item_at(const KernelParams& p, int index) {
   result.first_head = static_cast<int>(item & p.two_head_blocks) * 64;
   result.heads = min(p.heads - result.first_head, 64);
   result.extent = __ldg(p.extents + result.token);
+  if constexpr (Config::kRepair) {
+    const bool flagged = __ldg(reinterpret_cast<const uint32_t*>(p.needs_repair) + item) != 0;
+    if (!flagged) result.extent = 0;
+  }
   return result;
 }
 
-__device__ __forceinline__ const int32_t* slots_of(const KernelParams& p, const Item& item) {
-  return p.topk_indices + item.token * p.topk_indices_row_stride;
+__device__ __forceinline__ const int32_t* slots_of(const KernelParams& p, int index) {
+  return p.topk_indices + ((p.first_item + index) >> p.two_head_blocks) * p.topk_indices_row_stride;
 }
 
 __device__ __forceinline__ int tiles_of(const Item& item) { return (item.extent + 63) / 64; }
@@ -115,23 +137,23 @@ __device__ __forceinline__ int chunk_offset(int row, int piece) {
 
 // Rows of `grad_kv_rows` into which this lane adds of tile `tile`, -1 for none: of its warp's 16
 // slots number (lane / 4) % 4 + 4 i, see add_chunk.
-template <bool kOrdered>
+template <typename Config>
 __device__ __forceinline__ void rows_to_add(const KernelParams& p, const Item& item, int index,
                                             int tile, int (&rows)[4]) {
   const int thread = opaque(static_cast<int>(threadIdx.x & 127));
   const int first = tile * 64 + (thread >> 5) * 16 + ((thread >> 2) & 3);
-  const int32_t* slots = slots_of(p, item);
+  const int32_t* slots = slots_of(p, index);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int slot = first + 4 * i;
     const int key = key_in(p, slots, item.extent, slot);
-    rows[i] = kOrdered && key >= 0 ? index * p.topk + slot : key;
+    rows[i] = Config::kOrdered && key >= 0 ? index * p.topk + slot : key;
   }
 }
 
-template <bool kOrdered>
+template <typename Config>
 __device__ __forceinline__ void put(float* to, const float4& value) {
-  if constexpr (kOrdered) {
+  if constexpr (Config::kOrdered && !Config::kRepair) {
     *reinterpret_cast<float4*>(to) = value;
   } else {
     reduce_add_v4(to, value.x, value.y, value.z, value.w);
@@ -142,7 +164,7 @@ __device__ __forceinline__ void put(float* to, const float4& value) {
 // g + 8, columns 8j + 2q, + 1). Half of the values change lanes (lane ^ 16), so that each
 // instruction adds 4 rows x 128 contiguous bytes; 8 rows x 64 bytes without an exchange cost a
 // third more at 32768 keys. `to` is the chunk's first channel in row 0.
-template <typename Config, bool kOrdered>
+template <typename Config>
 __device__ __forceinline__ void add_chunk(const float (&d)[32], const int (&rows)[4], float* to,
                                           int lane) {
   const bool high = lane & 16;
@@ -164,12 +186,12 @@ __device__ __forceinline__ void add_chunk(const float (&d)[32], const int (&rows
       got.y = __shfl_xor_sync(kAllLanes, give.y, 16);
       got.z = __shfl_xor_sync(kAllLanes, give.z, 16);
       got.w = __shfl_xor_sync(kAllLanes, give.w, 16);
-      const int first = rows[2 * half], second = rows[2 * half + 1];
+      const int first = opaque(rows[2 * half]), second = opaque(rows[2 * half + 1]);
       if (first >= 0) {
-        put<kOrdered>(to + int64_t{first} * Config::kHeadDim + b * 32, high ? got : v[0]);
+        put<Config>(to + int64_t{first} * Config::kHeadDim + b * 32, high ? got : v[0]);
       }
       if (second >= 0) {
-        put<kOrdered>(to + int64_t{second} * Config::kHeadDim + b * 32, high ? v[1] : got);
+        put<Config>(to + int64_t{second} * Config::kHeadDim + b * 32, high ? v[1] : got);
       }
     }
   }
@@ -201,12 +223,12 @@ __device__ __forceinline__ void grad_kv_products(SharedStorage<Config>& shared, 
 }
 
 // Warpgroup 2.
-template <typename Config, bool kOrdered>
+template <typename Config>
 __device__ __forceinline__ void run_grad_kv(const KernelParams& p, SharedStorage<Config>& shared) {
   const int lane = threadIdx.x & 31;
   uint32_t parity = 0;
   for (int index = blockIdx.x; index < p.items; index += p.ctas) {
-    const Item item = item_at(p, index);
+    const Item item = item_at<Config>(p, index);
     if (item.extent == 0) continue;
     const int tiles = tiles_of(item);
     barrier_wait(&shared.query_full, parity);
@@ -215,14 +237,14 @@ __device__ __forceinline__ void run_grad_kv(const KernelParams& p, SharedStorage
     named_arrive(kPFree, 384);
     for (int tile = 0; tile < tiles; ++tile) {
       int rows[4];
-      rows_to_add<kOrdered>(p, item, index, tile, rows);
+      rows_to_add<Config>(p, item, index, tile, rows);
       named_sync(kDsReady, 384);
       float d[32];
 #pragma unroll 1
       for (int c = 2 * Config::kOwnChunks; c < Config::kChunks; ++c) {
         grad_kv_products(shared, d, c);
         if (c == Config::kChunks - 1 && tile + 1 < tiles) named_arrive(kPFree, 384);
-        add_chunk<Config, kOrdered>(d, rows, p.grad_kv_rows + c * 64, lane);
+        add_chunk<Config>(d, rows, p.grad_kv_rows + c * 64, lane);
       }
     }
     __syncwarp();
@@ -260,12 +282,11 @@ __device__ __forceinline__ float whole_lse(float lse, float sink) {
   return top + log1pf(expf(fminf(lse, sink) - top));
 }
 
-// D, the denominator and the sink's part of the eight heads of one math warp.
+// D of the BF16 out of the eight heads of one math warp, lane i has that of head first + i.
 template <typename Config>
-__device__ __forceinline__ void prepare_heads(const KernelParams& p, SharedStorage<Config>& shared,
-                                              const Item& item, int math_warp, int lane) {
-  const int first = math_warp * 8;
-  float d = 0.0f;  // of head first + lane
+__device__ __forceinline__ float d_of_out(const KernelParams& p, const Item& item, int first,
+                                          int lane) {
+  float d = 0.0f;
 #pragma unroll 2
   for (int i = 0; i < 8; ++i) {
     if (first + i >= item.heads) break;
@@ -277,20 +298,83 @@ __device__ __forceinline__ void prepare_heads(const KernelParams& p, SharedStora
     for (int o = 16; o > 0; o >>= 1) sum += __shfl_xor_sync(kAllLanes, sum, o);
     if (lane == i) d = sum;
   }
+  return d;
+}
+
+// The denominator and D of the eight heads of one math warp. A repair finds dP = 0, so that its D
+// makes dS the difference that is missing.
+template <typename Config>
+__device__ __forceinline__ void prepare_heads(const KernelParams& p, SharedStorage<Config>& shared,
+                                              const Item& item, int math_warp, int lane) {
+  const int first = math_warp * 8;
+  float d = 0.0f, lse = INFINITY;
+  if constexpr (!Config::kRepair) d = d_of_out<Config>(p, item, first, lane);
   if (lane >= 8) return;
-  float lse = INFINITY;
   if (first + lane < item.heads) {
     const int head = item.first_head + first + lane;
     lse = __ldg(p.lse + item.token * p.lse_row_stride + head);
-    if (p.attn_sink != nullptr) {
-      const float sink = __ldg(p.attn_sink + head);
-      lse = whole_lse(lse, sink);
-      const float p_sink = sink == INFINITY ? 1.0f : expf(sink - lse);
-      if (p.sink_terms != nullptr) p.sink_terms[item.token * p.heads + head] = p_sink * d;
-    }
+    if (p.attn_sink != nullptr) lse = whole_lse(lse, __ldg(p.attn_sink + head));
+    if constexpr (Config::kRepair) d = __ldg(p.d_errors + item.token * p.heads + head);
   }
+  float4& sums = shared.sums[first + lane];
+  sums.x = sums.y = sums.z = 0.0f;  // not w: the other warps may still need the last item's shift
   shared.lse_log2[first + lane] = lse * kLog2E;
   shared.d[first + lane] = d;
+}
+
+// Sums over keys of one head: x = P, y = P u, z = P u^2, where u = dP - D of the BF16 out.
+__device__ __forceinline__ void add_key(float3& sums, float p, float u) {
+  sums.x += p;
+  sums.y = fmaf(p, u, sums.y);
+  sums.z = fmaf(p * u, u, sums.z);
+}
+
+// Adds what the four lanes of a quad saw to the head's sums.
+__device__ __forceinline__ void add_sums(float4& to, float3 sums, int lane) {
+#pragma unroll
+  for (int o = 1; o <= 2; ++o) {
+    sums.x += __shfl_xor_sync(kAllLanes, sums.x, o);
+    sums.y += __shfl_xor_sync(kAllLanes, sums.y, o);
+    sums.z += __shfl_xor_sync(kAllLanes, sums.z, o);
+  }
+  if ((lane & 3) == 0) {
+    const float4 old = to;
+    to = make_float4(old.x + sums.x, old.y + sums.y, old.z + sums.z, 0.0f);
+  }
+}
+
+// What the BF16 rounding of out took from D of tile row `row`, from the sums over all keys:
+//   D = sum_j P dP = (1 - P_sink) (D of out + sum P u / sum P)
+// where the quotient does away with errors that all P share. The thread that `stores` stores it,
+// the shift of dS / P that grad_q lacks, and the sink's part. Returns whether it is more than 2^-6
+// of what the dP differ by: then grad_kv, which has its dS by now, must be repaired; less is within
+// SPEC 8 as it is.
+template <typename Config>
+__device__ __forceinline__ bool settle_d(const KernelParams& p, SharedStorage<Config>& shared,
+                                         const Item& item, int row, bool stores) {
+  const bool live = row < item.heads;
+  const int head = item.first_head + min(row, item.heads - 1);
+  const int64_t at = item.token * p.heads + head;
+  float p_sink = 0.0f, mass = 1.0f;  // of the softmax
+  if (p.attn_sink != nullptr) {
+    const float sink = __ldg(p.attn_sink + head);
+    const float lse = __ldg(p.lse + item.token * p.lse_row_stride + head);
+    p_sink = 1.0f / (1.0f + expf(lse - sink));
+    mass = 1.0f / (1.0f + expf(sink - lse));
+  }
+  const float4 sums = shared.sums[row];
+  const float d = shared.d[row];
+  const bool has_mass = !(sums.x == 0.0f);  // NaN counts
+  const float mean = has_mass ? sums.y / sums.x : 0.0f;
+  const float error = has_mass ? mass * mean - p_sink * d : 0.0f;
+  __syncwarp();  // both halves have read
+  if (stores) shared.sums[row].w = live ? -p.softmax_scale * error : 0.0f;
+  if (stores && live) {
+    p.d_errors[at] = error;
+    if (p.sink_terms != nullptr) p.sink_terms[at] = has_mass ? p_sink * (d + error) : 0.0f;
+  }
+  const float variance = sums.z / sums.x - mean * mean;
+  return live && error * error > 0x1p-12f * variance;
 }
 
 // A row without keys: grad_q and the sink's part are zero. `thread` counts in both warpgroups.
@@ -315,8 +399,34 @@ struct GradQ {
   float middle[16];
 };
 
+// d += shift * vector of the two heads of this thread, whose channels start at `low` and `high`.
+template <int kCount>
+__device__ __forceinline__ void shift_heads(float (&d)[kCount], const __nv_bfloat16* low,
+                                            const __nv_bfloat16* high, float shift0, float shift1) {
+#pragma unroll
+  for (int i = 0; i < kCount / 4; ++i) {
+    const uint32_t a = __ldg(reinterpret_cast<const uint32_t*>(low + 8 * i));
+    const uint32_t b = __ldg(reinterpret_cast<const uint32_t*>(high + 8 * i));
+    d[4 * i] = fmaf(shift0, low_bf16(a), d[4 * i]);
+    d[4 * i + 1] = fmaf(shift0, high_bf16(a), d[4 * i + 1]);
+    d[4 * i + 2] = fmaf(shift1, low_bf16(b), d[4 * i + 2]);
+    d[4 * i + 3] = fmaf(shift1, high_bf16(b), d[4 * i + 3]);
+  }
+}
+
+// The same with the vectors in pairs of channels, as accumulators hold them.
+__device__ __forceinline__ void shift_pairs(float* d, const uint32_t (&pairs)[8], float shift0,
+                                            float shift1) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float shift = (i & 1) ? shift1 : shift0;
+    d[2 * i] = fmaf(shift, low_bf16(pairs[i]), d[2 * i]);
+    d[2 * i + 1] = fmaf(shift, high_bf16(pairs[i]), d[2 * i + 1]);
+  }
+}
+
 // Warpgroup 0 or 1.
-template <typename Config, int kGroup, bool kOrdered>
+template <typename Config, int kGroup>
 struct Math {
   using Storage = SharedStorage<Config>;
   static constexpr int kChunk0 = kGroup == 0 ? 0 : Config::kChunks - 4;  // of its whole chunks
@@ -373,9 +483,10 @@ struct Math {
     }
   }
 
-  // dS = P (dP - D) scale -> shared memory.
+  // dS = P (dP - D) scale -> shared memory, and the sums of this lane's keys.
   static __device__ __forceinline__ void store_ds(Storage& shared, const float (&dp)[32], float d0,
-                                                  float d1, float scale, int offset) {
+                                                  float d1, float scale, int offset,
+                                                  float3 (&sums)[2]) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       uint32_t w[4];
@@ -383,16 +494,22 @@ struct Math {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float d = (i & 1) ? d1 : d0;
-        const float* v = dp + 8 * j + 2 * i;
-        w[i] = pack_bf16(low_bf16(w[i]) * (v[0] - d) * scale, high_bf16(w[i]) * (v[1] - d) * scale);
+        const float p0 = low_bf16(w[i]), p1 = high_bf16(w[i]);
+        const float u0 = dp[8 * j + 2 * i] - d, u1 = dp[8 * j + 2 * i + 1] - d;
+        if constexpr (!Config::kRepair) {
+          add_key(sums[i & 1], p0, u0);
+          add_key(sums[i & 1], p1, u1);
+        }
+        w[i] = pack_bf16(p0 * u0 * scale, p1 * u1 * scale);
       }
       stmatrix_x4(shared_address(shared.ds) + (offset ^ j * 32), w[0], w[1], w[2], w[3]);
     }
   }
 
-  // grad_q += dS k, then the key chunks are free.
+  // grad_q += dS k and, of half of the rope channels, p_k = P k; then the key chunks are free.
   static __device__ __forceinline__ void grad_q_products(Storage& shared, GradQ& grad_q,
-                                                         bool accumulate, int lane) {
+                                                         float (&p_k)[16], bool accumulate,
+                                                         int lane) {
     const uint32_t ds = shared_address(shared.ds);
     const uint32_t keys = shared_address(shared.keys);
     wgmma_fence();
@@ -417,6 +534,12 @@ struct Math {
                                     k * 2048),
             accumulate || k != 0);
       }
+      if constexpr (Config::kSumsRope) {
+        Wgmma<32>::shared<0, 1>(p_k, rows_operand(shared_address(shared.p) + k * 32),
+                                columns_operand<Config>(keys + Config::kRope * Config::kChunkBytes +
+                                                        kGroup * 64 + k * 2048),
+                                k != 0);
+      }
     }
     wgmma_commit();
     wgmma_wait<1>();
@@ -429,29 +552,32 @@ struct Math {
       barrier_arrive(&shared.key_empty[kChunk0 + 2]);
       barrier_arrive(&shared.key_empty[kChunk0 + 3]);
       if constexpr (Config::kHasMiddle) barrier_arrive(&shared.key_empty[Config::kMiddle]);
+      if constexpr (Config::kSumsRope && kGroup == 0) {
+        barrier_arrive(&shared.key_empty[Config::kRope]);
+      }
     }
     wgmma_pin(grad_q.first);
     wgmma_pin(grad_q.second);
     if constexpr (Config::kHasMiddle) wgmma_pin(grad_q.middle);
+    if constexpr (Config::kSumsRope) wgmma_pin(p_k);
   }
 
   // All tiles of one item: grad_q stays in registers, grad_kv chunks leave.
   static __device__ __forceinline__ void tiles(const KernelParams& p, Storage& shared,
                                                const Item& item, int index, uint32_t& key_parity,
-                                               GradQ& grad_q) {
-    const int warp = (threadIdx.x & 127) >> 5, lane = threadIdx.x & 31;
-    const int head0 = warp * 16 + (lane >> 2);  // this thread's heads are head0 and head0 + 8
-    // Where this lane's row starts in stmatrix and ldmatrix of rows 0-7, 8-15 x keys 0-7, 8-15 of
-    // the warp's 16 heads; 16 j keys further is ^ 32 j.
-    const int offset = chunk_offset(warp * 16 + (lane & 15), lane >> 4);
-    const int count = tiles_of(item);
-
-    for (int tile = 0; tile < count; ++tile) {
+                                               GradQ& grad_q, uint32_t (&rope)[8]) {
+    for (int tile = 0; tile * 64 < item.extent; ++tile) {
       float s[32];
       score(shared, key_parity, s);
       key_parity ^= 1;
+      const int thread = opaque(static_cast<int>(threadIdx.x & 127)), lane = thread & 31;
+      const int row0 = (thread >> 5) * 16;   // the warp's heads
+      const int head0 = row0 + (lane >> 2);  // this thread's are head0 and head0 + 8
+      // Where this lane's row starts in stmatrix and ldmatrix of rows 0-7, 8-15 x keys 0-7, 8-15 of
+      // the warp's 16 heads; 16 j keys further is ^ 32 j.
+      const int offset = chunk_offset(row0 + (lane & 15), lane >> 4);
       if constexpr (kGroup == 0) {
-        const int32_t* slots = slots_of(p, item);
+        const int32_t* slots = slots_of(p, index);
         const int key0 = key_in(p, slots, item.extent, tile * 64 + lane);
         const int key1 = key_in(p, slots, item.extent, tile * 64 + 32 + lane);
         wgmma_wait<0>();
@@ -468,19 +594,97 @@ struct Math {
         wgmma_wait<0>();
         wgmma_pin(s);
         named_sync(kPReady, 256);
-        store_ds(shared, s, shared.d[head0], shared.d[head0 + 8], p.softmax_scale, opaque(offset));
+        float3 sums[2] = {};
+        store_ds(shared, s, shared.d[head0], shared.d[head0 + 8], p.softmax_scale, opaque(offset),
+                 sums);
+        if constexpr (!Config::kRepair) {
+          add_sums(shared.sums[head0], sums[0], lane);
+          add_sums(shared.sums[head0 + 8], sums[1], lane);
+        }
         fence_async_shared();
       }
       named_sync(kDsReady, 384);
-      grad_q_products(shared, grad_q, tile != 0, lane);
+      float p_k[16];
+      grad_q_products(shared, grad_q, p_k, tile != 0, lane);
+      if constexpr (Config::kSumsRope) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          rope[i] = add_bf16(rope[i], pack_bf16(p_k[2 * i], p_k[2 * i + 1]));
+        }
+      }
 
       int rows[4];
-      rows_to_add<kOrdered>(p, item, index, tile, rows);
+      rows_to_add<Config>(p, item, index, tile, rows);
 #pragma unroll 1
       for (int c = kGroup * Config::kOwnChunks; c < (kGroup + 1) * Config::kOwnChunks; ++c) {
         grad_kv_products(shared, s, c);
-        add_chunk<Config, kOrdered>(s, rows, p.grad_kv_rows + c * 64, lane);
+        add_chunk<Config>(s, rows, p.grad_kv_rows + c * 64, lane);
       }
+    }
+  }
+
+  // Settles D of the warp's 16 heads and flags the item. Both halves of the warp do the same: a
+  // warp that is divided here is not sure to be whole at the barrier that follows.
+  static __device__ __forceinline__ void settle(const KernelParams& p, Storage& shared,
+                                                const Item& item, int index) {
+    const int warp = (threadIdx.x & 127) >> 5, lane = threadIdx.x & 31;
+    const bool spoilt =
+        settle_d<Config>(p, shared, item, warp * 16 + (lane & 15), /*stores=*/lane < 16);
+    const bool any = __any_sync(kAllLanes, spoilt);
+    if (lane == 0) p.needs_repair[(p.first_item + index) * 4 + warp] = any;
+  }
+
+  // Where a lane's row begins in stmatrix and ldmatrix of the grad_q rows in the key area.
+  static __device__ __forceinline__ uint32_t row_in_area(const Storage& shared, int thread) {
+    const int warp = thread >> 5, lane = thread & 31;
+    return shared_address(shared.keys) + (warp * 16 + (lane & 15)) * Config::kGradQRowBytes +
+           (lane >> 4) * 16;
+  }
+
+  // Warpgroup 0 hands its half of sum P k of the rope channels to 1, which has their grad_q, in the
+  // place where that will stand.
+  static __device__ __forceinline__ void hand_over_rope(const Storage& shared, int thread,
+                                                        uint32_t (&rope)[8]) {
+    const uint32_t at = row_in_area(shared, thread) + Config::kRope * 128;
+    if constexpr (kGroup == 0) {
+      stmatrix_x4(at, rope[0], rope[1], rope[2], rope[3]);
+      stmatrix_x4(at + 32, rope[4], rope[5], rope[6], rope[7]);
+      named_arrive(kRopeReady, 256);
+    } else {
+      named_sync(kRopeReady, 256);
+      ldmatrix_x4(at, rope[0], rope[1], rope[2], rope[3]);
+      ldmatrix_x4(at + 32, rope[4], rope[5], rope[6], rope[7]);
+      __syncwarp();  // grad_q will be written there
+    }
+  }
+
+  // grad_q += shift * sum P k, whose first 512 channels are out.
+  static __device__ __forceinline__ void correct(const KernelParams& p, const Storage& shared,
+                                                 const Item& item, GradQ& grad_q,
+                                                 uint32_t (&rope)[8]) {
+    const int thread = opaque(static_cast<int>(threadIdx.x & 127));
+    const int head0 = (thread >> 5) * 16 + ((thread >> 2) & 7), last = item.heads - 1;
+    const float shift0 = shared.sums[head0].w, shift1 = shared.sums[head0 + 8].w;
+    const __nv_bfloat16* out = p.out + item.token * p.out_row_stride +
+                               item.first_head * p.out_head_stride + 2 * (thread & 3);
+    const __nv_bfloat16* low = out + min(head0, last) * p.out_head_stride;
+    const __nv_bfloat16* high = out + min(head0 + 8, last) * p.out_head_stride;
+    const auto shift = [&](auto& d, int channel) {
+      shift_heads(d, low + channel, high + channel, shift0, shift1);
+    };
+    shift(grad_q.first, kChunk0 * 64);
+    if constexpr (Config::kHasMiddle) shift(grad_q.middle, Config::kMiddle * 64 + kGroup * 32);
+    if constexpr (!Config::kSumsRope) {
+      shift(grad_q.second, (kChunk0 + 2) * 64);
+    } else if constexpr (kGroup == 0) {
+      hand_over_rope(shared, thread, rope);
+      shift(grad_q.second, (kChunk0 + 2) * 64);
+    } else {
+      shift(reinterpret_cast<float(&)[32]>(grad_q.second), (kChunk0 + 2) * 64);
+      float* rope_channels = grad_q.second + 32;
+      shift_pairs(rope_channels + 16, rope, shift0, shift1);
+      hand_over_rope(shared, thread, rope);
+      shift_pairs(rope_channels, rope, shift0, shift1);
     }
   }
 
@@ -500,9 +704,7 @@ struct Math {
     constexpr int kFirstByte = kGroup * Config::kGradQChannels * 2;
     const int thread = opaque(static_cast<int>(threadIdx.x & 127));
     const int warp = thread >> 5, lane = thread & 31;
-    const uint32_t area = shared_address(shared.keys);
-    const uint32_t to =
-        area + (warp * 16 + (lane & 15)) * Config::kGradQRowBytes + (lane >> 4) * 16;
+    const uint32_t area = shared_address(shared.keys), to = row_in_area(shared, thread);
     stage(to + kChunk0 * 128, grad_q.first);
     stage(to + kChunk0 * 128 + 256, grad_q.second);
     if constexpr (Config::kHasMiddle) {
@@ -523,26 +725,33 @@ struct Math {
 
   static __device__ __forceinline__ void run(const KernelParams& p, Storage& shared) {
     const int lane = threadIdx.x & 31;
-    uint32_t key_parity = 0, query_parity = 0;
+    uint32_t key_parity = 0, item_parity = 0;
     for (int index = blockIdx.x; index < p.items; index += p.ctas) {
-      const Item item = item_at(p, index);
+      const Item item = item_at<Config>(p, index);
       const int thread = kGroup * 128 + (threadIdx.x & 127);
       if (item.extent == 0) {
-        write_empty_item<Config>(p, item, thread);
+        if constexpr (!Config::kRepair) write_empty_item<Config>(p, item, thread);
         continue;
       }
       prepare_heads(p, shared, item, thread >> 5, lane);
-      __syncwarp();
-      named_sync(kMath, 256);
-      barrier_wait(&shared.query_full, query_parity);
+      barrier_arrive(&shared.heads_full);
+      barrier_wait(&shared.heads_full, item_parity);
+      barrier_wait(&shared.query_full, item_parity);
       fence_async_shared();
-      query_parity ^= 1;
       GradQ grad_q;
-      tiles(p, shared, item, index, key_parity, grad_q);
-      named_sync(kMath, 256);  // the key area and D may be overwritten
+      uint32_t rope[8] = {};  // sum P k, half of the rope channels, BF16 pairs
+      tiles(p, shared, item, index, key_parity, grad_q, rope);
+      const Item same = item_at<Config>(p, opaque(index));  // instead of held through the tiles
+      if constexpr (kGroup == 1 && !Config::kRepair) settle(p, shared, same, index);
+      barrier_arrive(&shared.products_done);
+      barrier_wait(&shared.products_done, item_parity);
+      item_parity ^= 1;
       if (lane == 0) barrier_arrive(&shared.query_empty);
-      store_grad_q(p, shared, item_at(p, opaque(index)), grad_q);
-      if (lane == 0) barrier_arrive(&shared.key_area_free);
+      if constexpr (!Config::kRepair) {
+        correct(p, shared, same, grad_q, rope);
+        store_grad_q(p, shared, same, grad_q);
+      }
+      barrier_arrive(&shared.key_area_free);
     }
   }
 };
@@ -569,6 +778,7 @@ __device__ __forceinline__ void load_query(const KernelParams& p, SharedStorage<
                                            const Item& item, int thread) {
   const int row = thread >> 3, piece = thread & 7;
   const uint32_t offset = chunk_offset(row, piece);  // rows row + 16 i have the same swizzle
+  const int grad_out_heads = Config::kRepair ? 0 : item.heads;  // dP = 0
   load_heads<Config, Config::kChunks>(
       shared_address(shared.q) + offset,
       p.q + item.token * p.q_row_stride + item.first_head * p.q_head_stride + piece * 8,
@@ -576,7 +786,7 @@ __device__ __forceinline__ void load_query(const KernelParams& p, SharedStorage<
   load_heads<Config, Config::kValueChunks>(shared_address(shared.grad_out) + offset,
                                            p.grad_out + item.token * p.grad_out_row_stride +
                                                item.first_head * p.grad_out_head_stride + piece * 8,
-                                           p.grad_out_head_stride, item.heads, row);
+                                           p.grad_out_head_stride, grad_out_heads, row);
   barrier_arrive_cp_async(&shared.query_full);
 }
 
@@ -589,9 +799,9 @@ __device__ __forceinline__ void run_loads(const KernelParams& p, SharedStorage<C
   const uint8_t* kv = reinterpret_cast<const uint8_t*>(p.kv) + piece * 16;
   uint32_t tile_parity = 1, item_parity = 1;  // of the phase before this tile, this item
   for (int index = blockIdx.x; index < p.items; index += p.ctas) {
-    const Item item = item_at(p, index);
+    const Item item = item_at<Config>(p, index);
     if (item.extent == 0) continue;
-    const int32_t* slots = slots_of(p, item);
+    const int32_t* slots = slots_of(p, index);
     const int tiles = tiles_of(item);
     barrier_wait(&shared.key_area_free, item_parity);
     int next[4];  // keys of the coming tile, -1 for none
@@ -620,7 +830,7 @@ __device__ __forceinline__ void run_loads(const KernelParams& p, SharedStorage<C
       tile_parity ^= 1;
       if (tile == 0) {
         barrier_wait(&shared.query_empty, item_parity);
-        load_query(p, shared, item_at(p, opaque(index)), opaque(thread));
+        load_query(p, shared, item_at<Config>(p, opaque(index)), opaque(thread));
       }
     }
     item_parity ^= 1;
@@ -637,11 +847,13 @@ __device__ __forceinline__ void init_barriers(SharedStorage<Config>& shared) {
   }
   barrier_init(&shared.query_full, 128);
   barrier_init(&shared.query_empty, Config::kMathWarps + 4);
-  barrier_init(&shared.key_area_free, Config::kMathWarps);
+  barrier_init(&shared.key_area_free, Config::kMathWarps * 32);
+  barrier_init(&shared.heads_full, Config::kMathWarps * 32);
+  barrier_init(&shared.products_done, Config::kMathWarps * 32);
   barrier_init_fence();
 }
 
-template <typename Config, bool kOrdered>
+template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     sparse_mla_backward_kernel(const __grid_constant__ KernelParams p) {
   extern __shared__ __align__(1024) uint8_t bytes[];
@@ -651,15 +863,15 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   switch (threadIdx.x >> 7) {
     case 0:
       grow_registers<Config::kMathRegisters>();
-      Math<Config, 0, kOrdered>::run(p, shared);
+      Math<Config, 0>::run(p, shared);
       break;
     case 1:
       grow_registers<Config::kMathRegisters>();
-      Math<Config, 1, kOrdered>::run(p, shared);
+      Math<Config, 1>::run(p, shared);
       break;
     case 2:
       shrink_registers<Config::kGradKvRegisters>();
-      run_grad_kv<Config, kOrdered>(p, shared);
+      run_grad_kv<Config>(p, shared);
       break;
     default:
       shrink_registers<Config::kLoadRegisters>();

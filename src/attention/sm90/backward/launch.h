@@ -9,8 +9,8 @@ namespace flashdsa::attention::sm90::backward_pass {
 /// CTAs that one launch keeps busy on the current device.
 int resident_ctas(int device);
 
-/// grad_q and sink_terms of the items, and their adds to grad_kv_rows; with `ordered` every slot
-/// that holds a key is stored in its own row instead. items > 0.
+/// grad_q and sink_terms of the items, and their adds to grad_kv_rows, repairs included; with
+/// `ordered` every slot that holds a key is stored in its own row instead. items > 0.
 void launch_backward(const KernelParams& params, int head_dim, bool ordered, int device,
                      cudaStream_t stream);
 

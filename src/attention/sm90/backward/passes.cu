@@ -22,31 +22,6 @@ __device__ __forceinline__ int64_t index_step() {
   return static_cast<int64_t>(gridDim.x) * blockDim.x;
 }
 
-// One warp a row, from the row's end: most rows end in a key or in a short suffix of -1.
-__global__ void __launch_bounds__(kThreads) extent_kernel(ExtentParams p, int32_t* extents) {
-  const int lane = threadIdx.x & 31;
-  for (int64_t t = first_index() / 32; t < p.t_q; t += index_step() / 32) {
-    const int32_t* slots = p.topk_indices + t * p.row_stride;
-    const int length = p.topk_length == nullptr ? p.topk : min(max(p.topk_length[t], 0), p.topk);
-    int extent = 0;
-    for (int first = (length - 1) / 32 * 32; first >= 0 && extent == 0 && length > 0; first -= 32) {
-      const int key = first + lane < length ? slots[first + lane] : -1;
-      const unsigned valid =
-          __ballot_sync(0xFFFFFFFFu, static_cast<unsigned>(key) < static_cast<unsigned>(p.t_k));
-      if (valid != 0) extent = first + 32 - __clz(static_cast<int>(valid));
-    }
-    if (lane == 0) extents[t] = extent;
-  }
-}
-
-__global__ void __launch_bounds__(kThreads) repack_kernel(RepackParams p, __nv_bfloat16* to) {
-  const int64_t count = p.rows * p.heads * p.width;
-  for (int64_t i = first_index(); i < count; i += index_step()) {
-    const int64_t channel = i % p.width, head = i / p.width % p.heads, row = i / p.width / p.heads;
-    to[i] = p.from[row * p.row_stride + head * p.head_stride + channel];
-  }
-}
-
 // One CTA a head.
 __global__ void __launch_bounds__(kThreads)
     sink_sum_kernel(const float* terms, int64_t t_q, int heads, float* grad_attn_sink) {
@@ -136,21 +111,6 @@ void unpermute(const float* from, Number* to, int64_t count, cudaStream_t stream
 }
 
 }  // namespace
-
-void launch_extents(const ExtentParams& params, int32_t* extents, cudaStream_t stream) {
-  if (params.t_q == 0) return;
-  const dim3 grid = grid_for(params.t_q, kThreads / 32);
-  extent_kernel<<<grid, kThreads, 0, stream>>>(params, extents);
-  core::cuda::check_launch("extent_kernel", grid, kThreads, 0);
-}
-
-void launch_repack(const RepackParams& params, __nv_bfloat16* to, cudaStream_t stream) {
-  const int64_t count = params.rows * params.heads * params.width;
-  if (count == 0) return;
-  const dim3 grid = grid_for(count, kThreads);
-  repack_kernel<<<grid, kThreads, 0, stream>>>(params, to);
-  core::cuda::check_launch("repack_kernel", grid, kThreads, 0);
-}
 
 void launch_sink_sum(const float* terms, int64_t t_q, int heads, float* grad_attn_sink,
                      cudaStream_t stream) {

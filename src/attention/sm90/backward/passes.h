@@ -15,28 +15,6 @@
 
 namespace flashdsa::attention::sm90::backward_pass {
 
-/// extents[t] = 1 + the last slot of row t that holds a key in [0, t_k); 0 when there is none.
-struct ExtentParams {
-  const int32_t* topk_indices;  // [T_q, K]
-  int64_t row_stride;
-  const int32_t* topk_length;  // [T_q] or null
-  int64_t t_q;
-  int topk;
-  int t_k;
-};
-void launch_extents(const ExtentParams& params, int32_t* extents, cudaStream_t stream);
-
-/// Contiguous copy of a BF16 tensor [rows, heads, width] that the kernel cannot read in place.
-struct RepackParams {
-  const __nv_bfloat16* from;
-  int64_t row_stride;
-  int64_t head_stride;
-  int64_t rows;
-  int64_t heads;
-  int64_t width;
-};
-void launch_repack(const RepackParams& params, __nv_bfloat16* to, cudaStream_t stream);
-
 /// grad_attn_sink[h] = - sum over t of terms[t, h], in FP64 and a fixed order.
 void launch_sink_sum(const float* terms, int64_t t_q, int heads, float* grad_attn_sink,
                      cudaStream_t stream);

@@ -17,10 +17,10 @@ struct Config {
   static constexpr int kBlocks = kHeadDim / 64;
   static constexpr int kBlockBytes = kHeads * 128;  // of the query tile
 
-  // Blocks of q in shared memory; the score warps hold the others as fragments, which spares their
-  // products half of the operand reads.
-  static constexpr int kSharedBlocks = 4;
-  static constexpr int kFragments = (kBlocks - kSharedBlocks) * 4;
+  // The tensor core truncates every partial sum, which one sum over all channels turns into 1.4e-6
+  // of the largest logits; S is made of this many sums over channels, which FP32 registers add.
+  static constexpr int kSums = 3;
+  static constexpr int kStepsPerSum = kBlocks * 4 / kSums + (kBlocks * 4 % kSums != 0);
 
   static constexpr int kSlotKeys = 32;  // one word of validity bits
   static constexpr int kSlots = 4;
@@ -42,9 +42,9 @@ struct Config {
 
 template <typename Config>
 struct SharedStorage {
-  alignas(1024) uint8_t q[Config::kSharedBlocks * Config::kBlockBytes];  // [block][head]
-  alignas(1024) uint8_t ring[Config::kSlots * Config::kSlotBytes];       // [8 keys][block][key]
-  alignas(1024) uint8_t p[Config::kHeads * Config::kTileKeys * 2];       // [head][key], swizzled
+  alignas(1024) uint8_t q[Config::kBlocks * Config::kBlockBytes];   // [block][head]
+  alignas(1024) uint8_t ring[Config::kSlots * Config::kSlotBytes];  // [8 keys][block][key]
+  alignas(1024) uint8_t p[Config::kHeads * Config::kTileKeys * 2];  // [head][key], swizzled
   float alpha[Config::kHeads];     // what O has to be multiplied with before this tile's products
   float inverse[Config::kHeads];   // 1 / softmax denominator
   uint32_t valid[Config::kSlots];  // bit c: key c of the slot counts

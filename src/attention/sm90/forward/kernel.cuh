@@ -14,22 +14,27 @@
 // The softmax is taken against a reference maximum that moves only when the true one outgrows it
 // by 2^8; P and its sum share it, so the result is exact and O is almost never rescaled.
 //
-// Shared memory, bytes (D = 576 / 512): q channels 0..255 32768 (the others are fragments of the
-// score warps), ring 147456 / 131072, P 8192, the rest 632, padded: 189440 / 173056.
-// The ring consists of groups of eight keys, each block after block in the 128-byte swizzle: one
-// copy is the K operand of S and, transposed, the V operand.
+// Shared memory, bytes (D = 576 / 512): q 73728 / 65536, ring 147456 / 131072, P 8192, the rest
+// 640, padded: 230400 / 205824. The ring consists of groups of eight keys, each block after block
+// in the 128-byte swizzle: one copy is the K operand of S and, transposed, the V operand.
 //
 // Barriers
 //   kv_full[slot]   128 cp.async + 1 of 0   1 waits, parity 0     keys and validity word are there
-//   kv_empty[slot]  8 warps of 2, 3         0 waits, parity 1     O has read them (and S, before P)
-//   p_full          4 warps of 1            2, 3 wait, parity 0   P and alpha are there
-//   p_empty[half]   8 warps of 2, 3         1 waits, parity 1     O has read this half of P
-//   inverse_full    4 warps of 1            2, 3 wait, parity 0   the item's inverse is there
-//   inverse_empty   8 warps of 2, 3         1 waits, parity 1     it has been read
-// Named barrier kScoreQuery: the score warps agree that q may be overwritten, and that it is there.
+//   kv_empty[slot]  8 warps of 2, 3, 4 of 1 0 waits, parity 1     O has read them (and S, before
+//   P);
+//                                                                 1 has read the validity word
+//   p_full          32 lanes of 1           2, 3 wait, parity 0   P and alpha are there
+//   p_empty[half]   64 lanes of 2, 3        1 waits, parity 1     O has read this half of P (and
+//                                                                 alpha, before)
+//   inverse_full    32 lanes of 1           2, 3 wait, parity 0   the item's inverse is there
+//   inverse_empty   256 threads of 2, 3     1 waits, parity 1     it has been read
+// Named barrier kScoreQuery: 1 meets; q may be overwritten, it is there.
+// Every lane that writes or reads alpha, an inverse or a validity word arrives itself: racecheck
+// follows neither one lane's arrival for its warp nor named barriers of a part of the block.
 //
 // Rounded to BF16: P, as operand of the second product (its sum is not), and out. All else is FP32.
-// The order of every sum depends on the row's slots alone.
+// S is summed in parts (kSums in config.h). The order of every sum depends on the row's slots
+// alone.
 #pragma once
 
 #include <cmath>
@@ -42,7 +47,7 @@ namespace flashdsa::attention::sm90::forward_pass {
 
 using namespace core::cuda;
 
-enum NamedBarrier { kScoreQuery = 1 };
+inline constexpr int kScoreQuery = 1;  // named barrier
 
 inline constexpr float kLog2E = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
@@ -167,14 +172,12 @@ struct Softmax {
   float sum[2] = {0.f, 0.f};                    // of this lane's columns
 };
 
-// Blocks 0..3 of the item's query rows into shared memory, the others into fragments.
+// The item's query rows into shared memory.
 template <typename Config>
 __device__ __forceinline__ void load_query(const KernelParams& p, SharedStorage<Config>& shared,
-                                           const Item& item,
-                                           uint32_t (&fragments)[Config::kFragments][4]) {
-  constexpr int kPieces = Config::kSharedBlocks * 8;  // of 16 bytes, of a row
-  const int thread = threadIdx.x & 127, lane = thread & 31, warp = thread >> 5;
-  const int last = item.heads - 1;
+                                           const Item& item) {
+  constexpr int kPieces = Config::kBlocks * 8;  // of 16 bytes, of a row
+  const int thread = threadIdx.x & 127, last = item.heads - 1;
   const __nv_bfloat16* q = p.q + item.token * p.q_row_stride + item.first_head * p.q_head_stride;
 
   named_sync(kScoreQuery, 128);
@@ -185,39 +188,51 @@ __device__ __forceinline__ void load_query(const KernelParams& p, SharedStorage<
     uint8_t* to = shared.q + (piece >> 3) * Config::kBlockBytes + row * 128;
     *reinterpret_cast<uint4*>(to + (((piece & 7) ^ (row & 7)) << 4)) = __ldg(from + piece);
   }
-  const int row = warp * 16 + (lane >> 2), channel = Config::kSharedBlocks * 64 + 2 * (lane & 3);
-  const __nv_bfloat16* low = q + min(row, last) * p.q_head_stride + channel;
-  const __nv_bfloat16* high = q + min(row + 8, last) * p.q_head_stride + channel;
-#pragma unroll
-  for (int i = 0; i < Config::kFragments; ++i) {
-    fragments[i][0] = __ldg(reinterpret_cast<const uint32_t*>(low + 16 * i));
-    fragments[i][1] = __ldg(reinterpret_cast<const uint32_t*>(high + 16 * i));
-    fragments[i][2] = __ldg(reinterpret_cast<const uint32_t*>(low + 16 * i + 8));
-    fragments[i][3] = __ldg(reinterpret_cast<const uint32_t*>(high + 16 * i + 8));
-  }
   fence_async_shared();
   named_sync(kScoreQuery, 128);
 }
 
-// Issues S = q k of one tile; `keys` is its operand. Issuing blocks the warp for about as long as
-// the products take.
+// Issues S = q k of one tile, in parts; `keys` is its operand. Issuing blocks the warp for about as
+// long as the products take.
 template <typename Config>
-__device__ __forceinline__ void issue_scores(float (&s)[32], uint64_t query,
-                                             const uint32_t (&fragments)[Config::kFragments][4],
+__device__ __forceinline__ void issue_scores(float (&sums)[Config::kSums][32], uint64_t query,
                                              uint64_t keys) {
-  constexpr int kSharedSteps = Config::kSharedBlocks * 4;
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < Config::kBlocks * 4; ++i) {
+    const uint64_t a = query + (((i >> 2) * Config::kBlockBytes + (i & 3) * 32) >> 4);
     const uint64_t b = keys + (((i >> 2) * 1024 + (i & 3) * 32) >> 4);
-    if (i < kSharedSteps) {
-      const uint64_t a = query + (((i >> 2) * Config::kBlockBytes + (i & 3) * 32) >> 4);
-      Wgmma<64>::shared(s, a, b, i > 0);
-    } else {
-      Wgmma<64>::registers(s, fragments[i < kSharedSteps ? 0 : i - kSharedSteps], b, 1);
-    }
+    Wgmma<64>::shared(sums[i / Config::kStepsPerSum], a, b, i % Config::kStepsPerSum != 0);
   }
   wgmma_commit();
+}
+
+// Sum 0 += the others.
+template <int kSums>
+__device__ __forceinline__ void add_sums(float (&sums)[kSums][32]) {
+  wgmma_pin(sums[0]);
+#pragma unroll
+  for (int n = 1; n < kSums; ++n) {
+    wgmma_pin(sums[n]);
+#pragma unroll
+    for (int i = 0; i < 32; ++i) sums[0][i] += sums[n][i];
+  }
+}
+
+// The validity words of the tile from `slot` on, shifted to this lane's first column.
+template <typename Config>
+__device__ __forceinline__ void take_validity(SharedStorage<Config>& shared, int slot,
+                                              uint32_t (&words)[Config::kTileSlots]) {
+  const int lane = threadIdx.x & 31;
+  uint32_t word = 0;
+  if (lane < Config::kTileSlots) {
+    word = shared.valid[slot + lane];
+    barrier_arrive(&shared.kv_empty[slot + lane]);
+  }
+#pragma unroll
+  for (int i = 0; i < Config::kTileSlots; ++i) {
+    words[i] = __shfl_sync(kAllLanes, word, i) >> (2 * (lane & 3));
+  }
 }
 
 // Row `half` of this lane (see Softmax) of one tile: `words` are the validity bits of its slots,
@@ -275,13 +290,14 @@ __device__ __forceinline__ void store_probabilities(SharedStorage<Config>& share
     stmatrix_x4(piece(first), pair[0], pair[1], pair[2], pair[3]);
     stmatrix_x4(piece(first + 2), pair[4], pair[5], pair[6], pair[7]);
   }
+  fence_async_shared();
+  __syncwarp();
   if ((lane & 3) == 0) {
     const int alpha_row = warp * 16 + (lane >> 2);
     shared.alpha[alpha_row] = alpha[0];
     shared.alpha[alpha_row + 8] = alpha[1];
+    barrier_arrive(&shared.p_full);
   }
-  fence_async_shared();
-  warp_arrive(&shared.p_full, lane);
 }
 
 // 1 / (sum + 2^(sink - reference)); sink in log2 units, -inf for none. Neither infinite sinks nor
@@ -323,17 +339,15 @@ __device__ __forceinline__ void finish_rows(const KernelParams& p, SharedStorage
         if (p.max_logits != nullptr) p.max_logits[at] = softmax.top[half] * p.softmax_scale;
       }
     }
+    barrier_arrive(&shared.inverse_full);
   }
-  warp_arrive(&shared.inverse_full, lane);
 }
 
 template <typename Config>
 __device__ __forceinline__ void score(const KernelParams& p, SharedStorage<Config>& shared) {
   const uint64_t query = wgmma_descriptor(shared_address(shared.q), 16, 1024);
   const uint64_t ring_keys = wgmma_descriptor(shared_address(shared.ring), 16, Config::kGroupBytes);
-  const int first_column = 2 * (threadIdx.x & 3);
-  uint32_t fragments[Config::kFragments][4] = {};
-  float s[32] = {};
+  float sums[Config::kSums][32] = {};
   RingPosition<Config> ring{0, 0};
   uint32_t p_parity = 1, inverse_parity = 1;
 
@@ -341,17 +355,18 @@ __device__ __forceinline__ void score(const KernelParams& p, SharedStorage<Confi
     const Item item = item_at(p, index);
     const int tiles = tiles_of<Config>(item);
     Softmax softmax;
-    if (tiles > 0) load_query(p, shared, item, fragments);
+    if (tiles > 0) load_query(p, shared, item);
     for (int tile = 0; tile < tiles; ++tile) {
       barrier_wait(&shared.kv_full[ring.slot], ring.parity);
       barrier_wait(&shared.kv_full[ring.slot + 1], ring.parity);
       fence_async_shared();
-      issue_scores<Config>(s, query, fragments, ring_keys + ring.slot * (Config::kSlotBytes >> 4));
-      const volatile uint32_t* valid = shared.valid + ring.slot;
-      const uint32_t words[2] = {valid[0] >> first_column, valid[1] >> first_column};
+      issue_scores<Config>(sums, query, ring_keys + ring.slot * (Config::kSlotBytes >> 4));
+      uint32_t words[Config::kTileSlots];
+      take_validity(shared, ring.slot, words);
       ring.advance(Config::kTileSlots);
       wgmma_wait<0>();
-      wgmma_pin(s);
+      float(&s)[32] = sums[0];
+      add_sums(sums);
 
       uint32_t pairs[2][8];
       float alpha[2];
@@ -390,11 +405,15 @@ __device__ __forceinline__ void scale_rows(float (&d)[64], float alpha_0, float 
   }
 }
 
-// Multiplies O by the tile's alpha where a row of the warp needs it.
+// Multiplies O by the tile's alpha where a row of the warp needs it; `row` is this thread's first.
 template <typename Config>
-__device__ __forceinline__ void rescale(Output& o, SharedStorage<Config>& shared, int row) {
+__device__ __forceinline__ void rescale(Output& o, const SharedStorage<Config>& shared, int row,
+                                        int lane) {
   const volatile float* alpha = shared.alpha + row;
-  const float alpha_0 = alpha[0], alpha_1 = alpha[8];
+  float alpha_0 = 1.f, alpha_1 = 1.f;
+  if ((lane & 3) == 0) alpha_0 = alpha[0], alpha_1 = alpha[8];
+  alpha_0 = __shfl_sync(kAllLanes, alpha_0, lane & ~3);
+  alpha_1 = __shfl_sync(kAllLanes, alpha_1, lane & ~3);
   if (__any_sync(kAllLanes, alpha_0 != 1.f || alpha_1 != 1.f)) {
     scale_rows(o.low, alpha_0, alpha_1);
     scale_rows(o.high, alpha_0, alpha_1);
@@ -482,8 +501,8 @@ __device__ __forceinline__ void value(const KernelParams& p, SharedStorage<Confi
       wgmma_descriptor(shared_address(shared.ring) + side * 4096, 1024, Config::kGroupBytes);
   constexpr int kSlotStep = Config::kSlotBytes >> 4, kHalfStep = Config::kSlotKeys * 2 >> 4;
   int slot = 0;
-  uint32_t p_parity = 0, inverse_parity = 0;
 
+  uint32_t p_parity = 0, inverse_parity = 0;
   for (int64_t index = blockIdx.x; index < p.items; index += gridDim.x) {
     const Item item = item_at(p, index);
     const int tiles = tiles_of<Config>(item);
@@ -492,26 +511,26 @@ __device__ __forceinline__ void value(const KernelParams& p, SharedStorage<Confi
       barrier_wait(&shared.p_full, p_parity);
       p_parity ^= 1;
       fence_async_shared();
-      if (tile > 0) rescale(o, shared, row);
+      if (tile > 0) rescale(o, shared, row, lane);
       const uint64_t values = ring_values + slot * kSlotStep;
       wgmma_fence();
       issue_values<Config>(o, probabilities, values);
       issue_values<Config>(o, probabilities + kHalfStep, values + kSlotStep);
       wgmma_wait<1>();
       warp_arrive(&shared.kv_empty[slot], lane);
-      warp_arrive(&shared.p_empty[0], lane);
+      if ((lane & 3) == 0) barrier_arrive(&shared.p_empty[0]);
       wgmma_wait<0>();
       wgmma_pin(o.low);
       wgmma_pin(o.high);
       warp_arrive(&shared.kv_empty[slot + 1], lane);
-      warp_arrive(&shared.p_empty[1], lane);
+      if ((lane & 3) == 0) barrier_arrive(&shared.p_empty[1]);
       slot = slot + Config::kTileSlots == Config::kSlots ? 0 : slot + Config::kTileSlots;
     }
     barrier_wait(&shared.inverse_full, inverse_parity);
     inverse_parity ^= 1;
     const volatile float* inverses = shared.inverse + row;
     const float inverse[2] = {inverses[0], inverses[8]};
-    warp_arrive(&shared.inverse_empty, lane);
+    barrier_arrive(&shared.inverse_empty);
     store_output<Config>(p, item, o, inverse, row, side * 256);
   }
 }
@@ -522,12 +541,12 @@ template <typename Config>
 __device__ __forceinline__ void init_barriers(SharedStorage<Config>& shared) {
   for (int slot = 0; slot < Config::kSlots; ++slot) {
     barrier_init(&shared.kv_full[slot], 128 + 1);
-    barrier_init(&shared.kv_empty[slot], 8);
+    barrier_init(&shared.kv_empty[slot], 8 + 4);
   }
-  barrier_init(&shared.p_full, 4);
-  for (int half = 0; half < Config::kTileSlots; ++half) barrier_init(&shared.p_empty[half], 8);
-  barrier_init(&shared.inverse_full, 4);
-  barrier_init(&shared.inverse_empty, 8);
+  barrier_init(&shared.p_full, 32);
+  for (int half = 0; half < Config::kTileSlots; ++half) barrier_init(&shared.p_empty[half], 64);
+  barrier_init(&shared.inverse_full, 32);
+  barrier_init(&shared.inverse_empty, 256);
   barrier_init_fence();
 }
 

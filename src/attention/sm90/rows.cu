@@ -1,10 +1,11 @@
-// What the forward kernel needs to be told, or to be given, before it starts.
+// What the kernels need to be told, or to be given, before they start.
 #include <algorithm>
+#include <limits>
 
-#include "attention/sm90/forward/prepare.h"
+#include "attention/sm90/rows.h"
 #include "core/cuda/check.h"
 
-namespace flashdsa::attention::sm90::forward_pass {
+namespace flashdsa::attention::sm90 {
 namespace {
 
 constexpr int kThreads = 256;
@@ -70,14 +71,18 @@ bool is_whole(int64_t elements) { return elements % 8 == 0; }  // eight BF16 num
 }  // namespace
 
 void launch_row_extents(const SlotRows& rows, int32_t* extents, cudaStream_t stream) {
+  if (rows.t_q == 0) return;
   const dim3 grid = grid_of_warps(rows.t_q);
   row_extents_kernel<<<grid, kThreads, 0, stream>>>(rows, extents);
   core::cuda::check_launch("row_extents_kernel", grid, kThreads, 0);
 }
 
+bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
+
 bool rows_are_aligned(const StridedRows& rows) {
-  return reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 &&
-         (rows.outer <= 1 || is_whole(rows.outer_stride)) &&
+  constexpr int64_t kMostElements = std::numeric_limits<int32_t>::max() / 2;
+  return is_aligned(rows.data) &&
+         (rows.outer <= 1 || (is_whole(rows.outer_stride) && rows.outer_stride <= kMostElements)) &&
          (rows.inner <= 1 || is_whole(rows.inner_stride));
 }
 
@@ -87,4 +92,4 @@ void launch_pack_rows(const StridedRows& rows, __nv_bfloat16* to, cudaStream_t s
   core::cuda::check_launch("pack_rows_kernel", grid, kThreads, 0);
 }
 
-}  // namespace flashdsa::attention::sm90::forward_pass
+}  // namespace flashdsa::attention::sm90

@@ -1,0 +1,34 @@
+#include "core/cuda/check.h"
+#include "indexer/sm90/select/kernel.cuh"
+#include "indexer/sm90/select/launch.h"
+
+namespace flashdsa::indexer::sm90::select_pass {
+namespace {
+
+using namespace core::cuda;
+
+template <typename Sizes, Source kSource>
+void launch(const KernelParams& params, int multiprocessors, cudaStream_t stream) {
+  constexpr auto kName = "indexer_select_kernel";
+  constexpr std::size_t kSharedBytes = sizeof(SharedStorage<Sizes>);
+  const auto kernel = indexer_select_kernel<Sizes, kSource>;
+  allow_shared_memory(reinterpret_cast<const void*>(kernel), kName, kSharedBytes);
+  const dim3 grid(static_cast<unsigned>(multiprocessors * Sizes::kCtasPerSm));
+  kernel<<<grid, Sizes::kThreads, kSharedBytes, stream>>>(params);
+  check_launch(kName, grid, Sizes::kThreads, kSharedBytes);
+}
+
+}  // namespace
+
+void launch_select(const KernelParams& params, std::int64_t segment_columns, int multiprocessors,
+                   cudaStream_t stream) {
+  const auto kernel = segment_columns <= ShortRows::kWords ? launch<ShortRows, Source::kScores>
+                                                           : launch<LongRows, Source::kScores>;
+  kernel(params, multiprocessors, stream);
+}
+
+void launch_merge(const KernelParams& params, int multiprocessors, cudaStream_t stream) {
+  launch<Merges, Source::kCandidates>(params, multiprocessors, stream);
+}
+
+}  // namespace flashdsa::indexer::sm90::select_pass
