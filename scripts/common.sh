@@ -2,10 +2,12 @@
 
 # configure PRESET: with ccache where there is one, and the Python that has NumPy.
 configure() {
-  local launcher=""
-  command -v ccache >/dev/null && launcher=ccache
-  cmake --preset "$1" -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" -DPython3_EXECUTABLE="$(python)"
+  cmake --preset "$1" -DCMAKE_CXX_COMPILER_LAUNCHER="$(launcher)" \
+    -DCMAKE_CUDA_COMPILER_LAUNCHER="$(launcher)" -DPython3_EXECUTABLE="$(python)"
 }
+
+# What compilers are called through: ccache, or nothing where there is none.
+launcher() { command -v ccache || true; }
 
 # The first Python that can import NumPy; the one in PATH may be somebody's own. Empty: none can.
 python() {

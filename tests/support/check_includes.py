@@ -9,7 +9,7 @@ import sys
 from typing import Iterator, NamedTuple
 
 SUFFIXES = {".h", ".cc", ".cuh", ".cu"}
-FOLDERS = ("include", "src", "tools", "bench", "tests", "docs")
+FOLDERS = ("include", "src", "tools", "bench", "tests", "docs", "python")
 
 INCLUDE = re.compile(r"^\s*#\s*include\s*(.*)$", re.MULTILINE)
 TARGET = re.compile(r'["<]([^">]+)[">]')
@@ -47,6 +47,7 @@ RULES = (
           CUDA)),
     Rule(r"src/(?P<op>\w+)/[^/]+$", (STANDARD, PUBLIC, r"{op}/[^/]+", CORE, FMT)),
     Rule(r"tools/", (STANDARD, PUBLIC, r"tools/.+", FMT, POSIX, r"CLI/.+", r"nlohmann/.+")),
+    Rule(r"python/src/", (STANDARD, PUBLIC, r"python/src/.+", r"tvm/ffi/.+")),
     Rule(r"bench/", (STANDARD, PUBLIC, r"bench/.+", FMT, HIGHWAY, r"benchmark/.+", r"dnnl\.hpp",
                      r"oneapi/dnnl/.+")),
     Rule(r"tests/conformance/", (STANDARD,)),

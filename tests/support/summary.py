@@ -1,8 +1,8 @@
-"""Adds up ctest's JUnit reports and prints "N passed, N failed, N skipped".
+"""Adds up JUnit reports of ctest and pytest and prints "N passed, N failed, N skipped".
 
     summary.py [--failed N] REPORT:SUITE,SUITE,... ...
 
-A test's suite is its name up to the first point. Exits 1 when a test failed, when a suite named
+A test's suite is its name up to the first point, or "pytest". Exits 1 when a test failed, when a suite named
 beside its report ran no test, or when `--failed` counts failures from elsewhere.
 """
 
@@ -13,8 +13,17 @@ import xml.etree.ElementTree as ElementTree
 from typing import Iterable
 
 
+def is_pytests(case: ElementTree.Element) -> bool:
+    """ctest gives every test a status, pytest none."""
+    return case.get("status") is None
+
+
 def outcome(case: ElementTree.Element) -> str:
     """passed, failed or skipped; a test whose program was missing has failed."""
+    if is_pytests(case):
+        if case.find("failure") is not None or case.find("error") is not None:
+            return "failed"
+        return "passed" if case.find("skipped") is None else "skipped"
     if case.get("status") == "run":
         return "passed"
     skipped = case.find("skipped")
@@ -31,7 +40,7 @@ def summarise(report: ElementTree.Element,
         result = outcome(case)
         counts[result] += 1
         if result != "skipped":
-            ran.add(case.get("name", "").split(".")[0])
+            ran.add("pytest" if is_pytests(case) else case.get("name", "").split(".")[0])
     return counts, [f"{suite}: expected tests that run, got none"
                     for suite in suites if suite not in ran]
 

@@ -15,6 +15,13 @@ REPORT = """<testsuite tests="5">
   <testcase name="gpu.A" status="notrun"><skipped message="SKIP_RETURN_CODE=77"/></testcase>
 </testsuite>"""
 
+PYTEST_REPORT = """<testsuites><testsuite name="pytest" tests="4">
+  <testcase classname="tests.python.test_api" name="test_a"/>
+  <testcase classname="tests.python.test_api" name="test_b"><failure message="x"/></testcase>
+  <testcase classname="tests.python.test_api" name="test_c"><error message="x"/></testcase>
+  <testcase classname="tests.python.test_api" name="test_d"><skipped message="no GPU"/></testcase>
+</testsuite></testsuites>"""
+
 
 class Summary(unittest.TestCase):
     def summarise(self, *suites: str) -> tuple[dict, list[str]]:
@@ -28,6 +35,11 @@ class Summary(unittest.TestCase):
         self.assertEqual(self.summarise("core", "indexer", "gpu", "cli")[1],
                          ["gpu: expected tests that run, got none",
                           "cli: expected tests that run, got none"])
+
+    def test_reports_of_pytest_count_alike(self) -> None:
+        counts, missing = summary.summarise(ElementTree.fromstring(PYTEST_REPORT), ["pytest"])
+        self.assertEqual(counts, {"passed": 1, "failed": 2, "skipped": 1})
+        self.assertEqual(missing, [])
 
 
 if __name__ == "__main__":

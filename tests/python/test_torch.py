@@ -1,0 +1,419 @@
+"""Functions and operators on tensors of PyTorch: values, autograd, compile, kinds of tensors."""
+
+import contextlib
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import flashdsa  # noqa: E402
+import flashdsa.torch as ft  # noqa: E402
+import problems  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+
+def to_torch(value):
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(value.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(value)
+
+
+def to_numpy(tensor):
+    if tensor.dtype == torch.bfloat16:
+        return tensor.detach().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.detach().numpy()
+
+
+def case_of(**sizes):
+    return {name: to_torch(value) for name, value in problems.attention(**sizes).items()}
+
+
+def differentiable(case):
+    return {name: value.clone().requires_grad_() if name in ("q", "kv", "attn_sink") else value
+            for name, value in case.items()}
+
+
+def gradients(case, run=ft.sparse_attention, grad_out=None):
+    """out and the gradients of q, kv and attn_sink."""
+    case = differentiable(case)
+    out = run(**case)
+    out.backward(torch.ones_like(out) if grad_out is None else grad_out)
+    return [out.detach(), *(case[name].grad for name in ("q", "kv", "attn_sink"))]
+
+
+def assert_same(got, want):
+    for a, b in zip(got, want):
+        assert a.dtype == b.dtype and torch.equal(a, b)
+
+
+@contextlib.contextmanager
+def deterministic_algorithms():
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+# --- the plain functions
+
+def test_plain_functions_give_the_bits_of_numpy():
+    arrays = problems.attention()
+    want = flashdsa.attention_forward(**arrays)
+    got = flashdsa.attention_forward(**case_of())
+    assert problems.same_bits(to_numpy(got.out), want.out)
+    assert problems.same_bits(to_numpy(got.lse), want.lse)
+    extra = {"out": want.out, "lse": want.lse, "grad_out": want.out}
+    want = flashdsa.attention_backward(**arrays, **extra)
+    got = flashdsa.attention_backward(**case_of(), **{n: to_torch(v) for n, v in extra.items()})
+    for a, b in zip(got, want):
+        assert problems.same_bits(to_numpy(a), b)
+
+
+def test_metadata_and_selection():
+    rows = flashdsa.prepare_packed_metadata(torch.tensor([0, 3, 9], dtype=torch.int32), 9,
+                                            torch.tensor(6))
+    assert rows.starts.tolist() == [0] * 3 + [3] * 6 and rows.starts.dtype == torch.int32
+    assert rows.query_valid.dtype == torch.bool and rows.max_seqlen_k == 6
+    assert rows.valid_row_indices is None and rows.all_rows_nonempty is True
+    selection = ft.indexer_topk(*(to_torch(a) for a in problems.indexer(9)), rows, 4)
+    assert selection.topk_length.tolist() == [1, 2, 3, 1, 2, 3, 4, 4, 4]
+    assert selection.topk_scores is None
+
+
+def test_parameters_are_tensors():
+    case = case_of()
+    want = flashdsa.attention_forward(**case).out
+    case["q"] = torch.nn.Parameter(case["q"])
+    assert torch.equal(flashdsa.attention_forward(**case).out, want)
+
+
+# --- autograd
+
+def test_gradients_are_those_of_the_plain_function():
+    case = case_of()
+    grad_out = torch.randn(20, 4, 512, generator=torch.Generator().manual_seed(3)).bfloat16()
+    forward = flashdsa.attention_forward(**case)
+    want = flashdsa.attention_backward(**case, out=forward.out, lse=forward.lse, grad_out=grad_out)
+    assert_same(gradients(case, grad_out=grad_out), [forward.out, *want])
+
+
+@pytest.mark.parametrize("sizes", [{"dim": 512}, {"dim": 576, "heads": 1, "rows": 3, "keys": 3}])
+def test_gradients_against_float32_pytorch(sizes):
+    case = case_of(**sizes)
+
+    def dense(q, kv, topk_indices, softmax_scale, topk_length, attn_sink):
+        rows = []
+        for t in range(q.shape[0]):
+            keys = topk_indices[t, 0, :topk_length[t]].long()
+            keys = kv.float()[keys[keys >= 0], 0]
+            logits = softmax_scale * q[t].float() @ keys.T
+            logits = torch.cat([logits, attn_sink[:, None]], dim=1)
+            rows.append(torch.softmax(logits, dim=1)[:, :-1] @ keys[:, :512])
+        return torch.stack(rows)
+
+    got, want = gradients(case), gradients(case, dense)
+    for name, bound, a, b in zip(("out", "q", "kv", "sink"), (4e-3, 1e-2, 1e-2, 1e-2), got, want):
+        error = (a.float() - b.float()).norm() / b.float().norm()
+        assert error <= bound, f"{name}: {error}"
+
+
+@pytest.mark.parametrize("dim", [512, 576])
+@pytest.mark.parametrize("sink", [False, True])
+def test_gradcheck(dim, sink):
+    case = case_of(rows=3, keys=4, heads=2, dim=dim, width=3)
+    inputs = [case["q"].double(), case["kv"].double()] + [case["attn_sink"].double()] * sink
+    inputs = [tensor.requires_grad_() for tensor in inputs]
+
+    def run(q, kv, attn_sink=None):
+        return ft.sparse_attention(q, kv, case["topk_indices"], 0.05, case["topk_length"],
+                                   attn_sink, backend="reference")
+
+    assert torch.autograd.gradcheck(run, inputs, fast_mode=True)
+
+
+def test_only_what_the_backward_needs_is_saved():
+    case = differentiable(case_of())
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
+        out, lse = ft.sparse_attention(**case, return_lse=True)
+    owners = {tensor.data_ptr() for tensor in
+              (*(v for v in case.values() if isinstance(v, torch.Tensor)), out, lse)}
+    assert {tensor.data_ptr() for tensor in saved} == owners and len(saved) == 7
+
+
+def test_expanded_and_strided_grad_out():
+    case = case_of()
+    want = gradients(case)
+    summed = differentiable(case)
+    ft.sparse_attention(**summed).sum().backward()  # expands one number over the whole shape
+    assert_same([summed[name].grad for name in ("q", "kv", "attn_sink")], want[1:])
+    ones = torch.ones(512, 4, 20, dtype=torch.bfloat16).permute(2, 1, 0)
+    assert_same(gradients(case, grad_out=ones), want)
+
+
+def test_partial_gradients():
+    case = case_of()
+    want = gradients(case)
+    for index, name in enumerate(("q", "kv", "attn_sink"), 1):
+        alone = {**case, name: case[name].clone().requires_grad_()}
+        ft.sparse_attention(**alone).sum().backward()
+        assert torch.equal(alone[name].grad, want[index]), name
+    assert not ft.sparse_attention(**case).requires_grad
+    with torch.no_grad():
+        assert not ft.sparse_attention(**differentiable(case)).requires_grad
+
+
+def test_lse_is_not_differentiable():
+    out, lse = ft.sparse_attention(**differentiable(case_of()), return_lse=True)
+    assert out.requires_grad and not lse.requires_grad and lse.dtype == torch.float32
+
+
+def test_second_derivative_is_refused():
+    case = differentiable(case_of())
+    out = ft.sparse_attention(**case)
+    grad, = torch.autograd.grad(out.float().square().sum(), case["q"], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()
+
+
+def test_two_calls_keep_their_own_selections():
+    first, second = case_of(), case_of()
+    second["topk_indices"] = second["topk_indices"].flip(0)
+    want = gradients(first), gradients(second)
+    a, b = differentiable(first), differentiable(second)
+    outs = ft.sparse_attention(**a), ft.sparse_attention(**b)
+    outs[0].sum().backward()
+    outs[1].sum().backward()
+    for inputs, grads in zip((a, b), want):
+        assert_same([inputs[name].grad for name in ("q", "kv", "attn_sink")], grads[1:])
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing(reentrant):
+    def run(**case):
+        names = list(case)
+        return checkpoint(lambda *values: ft.sparse_attention(**dict(zip(names, values))),
+                          *case.values(), use_reentrant=reentrant)
+
+    assert_same(gradients(case_of(), run), gradients(case_of()))
+
+
+def test_autocast_brings_float32_inputs_to_bfloat16():
+    case = case_of()
+    want = gradients(case)
+    wide = {**case, "q": case["q"].float(), "kv": case["kv"].float(),
+            "attn_sink": case["attn_sink"]}
+    with torch.autocast("cpu", torch.bfloat16):
+        got = gradients(wide)
+    assert got[0].dtype == torch.bfloat16 and got[1].dtype == torch.float32
+    for a, b in zip(got, want):
+        assert torch.equal(a.float(), b.float())
+    with pytest.raises(TypeError, match="q must be bfloat16"):
+        ft.sparse_attention(**wide)
+
+
+def test_deterministic_algorithms_are_followed(monkeypatch):
+    modes = []
+    plain = ft._attention.attention_forward
+    monkeypatch.setattr(ft._attention, "attention_forward",
+                        lambda *args, **options: modes.append(options["deterministic"])
+                        or plain(*args, **options))
+    case = case_of()
+    ft.sparse_attention(**case)
+    with deterministic_algorithms():
+        ft.sparse_attention(**case)
+        ft.sparse_attention(**case, deterministic=False)
+    ft.sparse_attention(**case, deterministic=True)
+    assert modes == [False, True, False, True]
+
+
+# --- compile and the operators' registration
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_without_a_graph_break(backend, dynamic):
+    torch._dynamo.reset()
+
+    def layer(q, kv, topk_indices, softmax_scale, topk_length, attn_sink):
+        out = ft.sparse_attention(q * 2, kv, topk_indices, softmax_scale, topk_length, attn_sink)
+        return out.transpose(0, 1) + 1
+
+    run = torch.compile(layer, fullgraph=True, backend=backend, dynamic=dynamic)
+    for rows in (20, 33):
+        case = case_of(rows=rows)
+        assert_same(gradients(case, lambda **c: run(**c)), gradients(case, lambda **c: layer(**c)))
+
+
+def test_compiled_selection():
+    torch._dynamo.reset()
+    arrays = [to_torch(a) for a in problems.indexer(40)]
+    rows = flashdsa.prepare_packed_metadata(torch.tensor([0, 40], dtype=torch.int32), 40)
+
+    def select(index_q, index_k, head_weights):
+        indices, length, scores = ft.indexer_topk(index_q, index_k, head_weights, rows, 8,
+                                                  return_scores=True)
+        return indices + 0, length, scores * 2
+
+    got = torch.compile(select, fullgraph=True, backend="aot_eager")(*arrays)
+    assert_same(got, select(*arrays))
+
+
+def test_operators_are_well_registered():
+    case = differentiable(case_of())
+    options = ("auto", 1, False, False, None)
+    torch.library.opcheck(torch.ops.flashdsa.sparse_attention.default,
+                          (*case.values(), *options))
+    plain = case_of()
+    forward = flashdsa.attention_forward(**plain)
+    torch.library.opcheck(torch.ops.flashdsa.sparse_attention_backward.default,
+                          (forward.out, *plain.values(), forward.out, forward.lse, *options))
+    rows = flashdsa.prepare_packed_metadata(torch.tensor([0, 40], dtype=torch.int32), 40)
+    for scores in (False, True):
+        torch.library.opcheck(torch.ops.flashdsa.indexer_topk.default,
+                              (*(to_torch(a) for a in problems.indexer(40)), rows.starts,
+                               rows.causal_lengths, 40, 8, scores, "auto", 1, None))
+
+
+def test_fake_tensors_pass_through_the_operators():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    case = case_of()
+    with FakeTensorMode() as mode:
+        fakes = {name: mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
+                 for name, value in case.items()}
+        out, lse = ft.sparse_attention(**fakes, return_lse=True)
+    assert out.shape == (20, 4, 512) and out.dtype == torch.bfloat16
+    assert lse.shape == (20, 4) and lse.dtype == torch.float32
+
+
+def test_selective_checkpointing_sees_the_operator():
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = []
+
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    with Recorder():
+        gradients(case_of())
+    assert "flashdsa.sparse_attention.default" in seen
+    assert "flashdsa.sparse_attention_backward.default" in seen
+
+
+# --- refusals
+
+def fake(tensor):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode().from_tensor(tensor)
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+def change(**changes):
+    case = case_of()
+    return {**case, **{name: make(case[name]) for name, make in changes.items()}}
+
+
+REFUSALS = {
+    "numpy beside torch": (dict(kv=lambda x: np.zeros(3)), TypeError, "kv must be a torch.Tensor"),
+    "list": (dict(q=lambda x: [1.0]), TypeError, "q must be a"),
+    "number": (dict(topk_length=lambda x: 3), TypeError, "topk_length must be a torch.Tensor"),
+    "subclass": (dict(q=lambda x: x.as_subclass(Subclass)), TypeError,
+                 "q must be a plain torch.Tensor"),
+    "subclass second": (dict(kv=lambda x: x.as_subclass(Subclass)), TypeError,
+                        "kv must be a torch.Tensor as q is, got test_torch.Subclass"),
+    "float32": (dict(q=lambda x: x.float()), TypeError, "got float32 [20, 4, 576]"),
+    "float16": (dict(kv=lambda x: x.half()), TypeError, "kv must be bfloat16"),
+    "float8": (dict(q=lambda x: x.to(torch.float8_e4m3fn)), TypeError, "got float8_e4m3fn"),
+    "complex": (dict(q=lambda x: x.float() + 0j), TypeError, "got complex64"),
+    "quantised": (dict(q=lambda x: torch.quantize_per_tensor(x.float(), 1.0, 0, torch.qint8)),
+                  TypeError, "q must not be quantised"),
+    "int64": (dict(topk_indices=lambda x: x.long()), TypeError, "topk_indices must be int32"),
+    "sparse": (dict(q=lambda x: x.to_sparse()), ValueError, "q must be a strided tensor"),
+    "last axis": (dict(q=lambda x: x.repeat(1, 1, 2)[:, :, ::2]), ValueError,
+                  "q must be contiguous in its last axis"),
+    "expanded last axis": (dict(q=lambda x: x[:, :, :1].expand(20, 4, 576)), ValueError,
+                           "q must be contiguous in its last axis"),
+    "scale": (dict(softmax_scale=lambda x: torch.tensor(x)), TypeError,
+              "softmax_scale must be a float or an int, got torch.Tensor"),
+    "scale nan": (dict(softmax_scale=lambda x: float("nan")), TypeError, "got nan"),
+    "scale negative": (dict(softmax_scale=lambda x: -1.0), ValueError, "got -1"),
+}
+
+
+@pytest.mark.parametrize("function", [flashdsa.attention_forward, ft.sparse_attention])
+@pytest.mark.parametrize("name", REFUSALS)
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_refusal(name, function):
+    changes, kind, words = REFUSALS[name]
+    if function is ft.sparse_attention and name in ("sparse", "quantised"):
+        kind, words = (kind, NotImplementedError, RuntimeError), ""  # PyTorch's dispatcher
+    with pytest.raises(kind) as caught:
+        function(**change(**changes))
+    assert words in str(caught.value)
+
+
+def test_negated_view_is_refused():
+    case = {name: value.double() if name in ("q", "kv", "attn_sink") else value
+            for name, value in case_of().items()}
+    case["q"] = torch._neg_view(case["q"])
+    with pytest.raises(ValueError, match="q must not be a lazily negated view"):
+        flashdsa.attention_forward(**case)
+
+
+def test_meta_tensor_has_no_memory():
+    with pytest.raises(ValueError, match="q must be in host memory or on a CUDA device, got meta"):
+        flashdsa.attention_forward(**change(q=lambda x: x.to("meta")))
+
+
+@pytest.mark.parametrize("name", ["q", "kv", "topk_indices"])
+def test_plain_function_refuses_fake_tensors(name):
+    with pytest.raises(TypeError, match=f"{name} must be a .*FakeTensor"):
+        flashdsa.attention_forward(**change(**{name: fake}))
+
+
+def test_plain_function_refuses_to_work_in_fake_mode():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    case = case_of()
+    with FakeTensorMode(), pytest.raises(TypeError, match="a result must be a torch.Tensor"):
+        flashdsa.attention_forward(**case)
+
+
+def test_options_of_the_operator():
+    case = case_of()
+    with pytest.raises(ValueError, match="backend must be one of"):
+        ft.sparse_attention(**case, backend="tpu")
+    with pytest.raises(RuntimeError, match="no backend takes this call with backend sm80"):
+        ft.sparse_attention(**case, backend="sm80")
+    with pytest.raises(ValueError, match="topk_indices"):
+        case["topk_indices"][0, 0, 0] = 10**6
+        case["topk_length"][0] = 1
+        ft.sparse_attention(**case, check=True)
+
+
+def test_scores_have_no_gradient():
+    index_q, index_k, head_weights = (to_torch(a) for a in problems.indexer(40))
+    rows = flashdsa.prepare_packed_metadata(torch.tensor([0, 40], dtype=torch.int32), 40)
+    head_weights.requires_grad_()
+    ft.indexer_topk(index_q, index_k, head_weights, rows, 8)
+    with pytest.raises(RuntimeError, match="topk_scores have no gradient"):
+        ft.indexer_topk(index_q, index_k, head_weights, rows, 8, return_scores=True)
+    with torch.no_grad():
+        ft.indexer_topk(index_q, index_k, head_weights, rows, 8, return_scores=True)
+
+
+def test_functional_transforms_are_refused():
+    case = case_of()
+    with pytest.raises(RuntimeError):
+        torch.func.grad(lambda q: ft.sparse_attention(**{**case, "q": q}).float().sum())(case["q"])

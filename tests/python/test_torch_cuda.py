@@ -1,0 +1,151 @@
+"""The package on a GPU with PyTorch. The oracle is a float32 attention of plain PyTorch."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import flashdsa  # noqa: E402
+import flashdsa.torch as ft  # noqa: E402
+
+pytestmark = pytest.mark.cuda
+
+
+def problem(rows=256, keys=512, heads=8, dim=576, width=128, seed=0):
+    """q, kv, topk_indices, softmax_scale, topk_length: distinct ascending keys, odd lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.randn(rows, heads, dim, generator=generator).bfloat16()
+    kv = torch.randn(keys, 1, dim, generator=generator).bfloat16()
+    picked = torch.rand(rows, keys, generator=generator).topk(width, dim=1).indices.sort(1).values
+    length = torch.randint(0, width + 1, (rows,), generator=generator)
+    picked = picked.masked_fill(torch.arange(width) >= length[:, None], -1)
+    return (q.cuda(), kv.cuda(), picked[:, None].int().cuda(), dim**-0.5, length.int().cuda())
+
+
+def oracle(q, kv, topk_indices, softmax_scale, topk_length):
+    keys = kv[topk_indices[:, 0].clamp(min=0).long(), 0]
+    logits = softmax_scale * torch.einsum("thd,tkd->thk", q, keys)
+    hole = (topk_indices < 0).expand(-1, q.shape[1], -1)
+    weights = logits.masked_fill(hole, float("-inf")).softmax(-1).nan_to_num(0.0)
+    return torch.einsum("thk,tkd->thd", weights, keys[:, :, :512])
+
+
+def gradients(run, q, kv, *rest):
+    q, kv = q.clone().requires_grad_(), kv.clone().requires_grad_()
+    out = run(q, kv, *rest)
+    generator = torch.Generator("cuda").manual_seed(1)
+    grad_out = torch.randn(out.shape, generator=generator, device="cuda").bfloat16()
+    out.backward(grad_out.to(out.dtype))
+    return out.detach(), q.grad, kv.grad
+
+
+def relative(got, want):
+    return ((got.float() - want).norm() / want.norm()).item()
+
+
+@pytest.mark.parametrize("dim", [576, 512])
+@pytest.mark.parametrize("heads", [8, 24, 64])
+def test_autograd_against_float32(heads, dim):
+    case = problem(heads=heads, dim=dim)
+    got = gradients(ft.sparse_attention, *case)
+    want = gradients(oracle, case[0].float(), case[1].float(), *case[2:])
+    for name, bound, a, b in zip(("out", "grad_q", "grad_kv"), (4e-3, 1e-2, 1e-2), got, want):
+        assert relative(a, b) <= bound, f"{name}: {relative(a, b)}"
+
+
+def test_deterministic_algorithms_give_the_same_bits():
+    case = problem(keys=64, width=64)
+    torch.use_deterministic_algorithms(True)
+    try:
+        first = gradients(ft.sparse_attention, *case)
+        for _ in range(5):
+            assert all(map(torch.equal, gradients(ft.sparse_attention, *case), first))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_compiled_without_a_graph_break():
+    case = problem()
+
+    def layer(q, *rest):
+        return ft.sparse_attention(q * 2, *rest) + 1
+
+    got = gradients(torch.compile(layer, fullgraph=True), *case)
+    want = gradients(layer, *case)
+    assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
+    assert relative(got[2], want[2].float()) <= 1e-2  # the backward may use atomics
+
+
+def test_graph_replay():
+    q, *rest = problem()
+    q = q.clone()
+    ft.sparse_attention(q, *rest)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = ft.sparse_attention(q, *rest)
+    for seed in (1, 2, 3):
+        q.copy_(problem(seed=seed)[0])
+        torch.empty(2**24, device="cuda").fill_(seed)  # stirs the allocator
+        graph.replay()
+        assert torch.equal(out, ft.sparse_attention(q, *rest))
+
+
+def test_side_stream_is_used():
+    q, *rest = problem()
+    want = ft.sparse_attention(q, *rest)
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        late = torch.zeros_like(q)
+        late.copy_(q)  # on this stream, behind the sleep
+        out = ft.sparse_attention(late, *rest)
+        del late
+    stream.synchronize()
+    assert torch.equal(out, want)
+
+
+def test_scratch_is_pytorch_s():
+    case = problem(keys=4096)
+    forward = flashdsa.attention_forward(*case)
+    arguments = (*case[:4], forward.out, forward.lse, forward.out, case[4])
+    flashdsa.attention_backward(*arguments)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    grads = flashdsa.attention_backward(*arguments)
+    results = grads.grad_q.nbytes + grads.grad_kv.nbytes
+    assert torch.cuda.max_memory_allocated() - before > results  # a float32 grad_kv at least
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() - before <= results + 1024
+
+
+def test_metadata_and_selection():
+    cu_seqlens = torch.tensor([0, 100, 300], dtype=torch.int32)
+    host = flashdsa.prepare_packed_metadata(cu_seqlens, 300)
+    rows = flashdsa.prepare_packed_metadata(cu_seqlens.cuda(), 300)
+    for name in ("starts", "causal_lengths", "query_valid", "segment_cu_q", "segment_cu_k"):
+        field = getattr(rows, name)
+        assert field.is_cuda and torch.equal(field.cpu(), getattr(host, name))
+    inputs = torch.ones(300, 8, 128), torch.ones(300, 128), torch.ones(300, 8)
+    try:
+        keys = ft.indexer_topk(*(x.bfloat16().cuda() for x in inputs), rows, 64)
+    except RuntimeError as error:
+        if "no backend takes this call" not in str(error):
+            raise
+        pytest.skip("this build has no indexer for the device")
+    assert keys.topk_indices[299, 0].tolist() == list(range(100, 164))
+
+
+def test_compact_and_sort():
+    indices = torch.tensor([[7, -1, 3, 9, 3]], dtype=torch.int32, device="cuda")
+    result = flashdsa.compact_and_sort(indices, 9)
+    assert result.indices.tolist() == [[3, 3, 7, -1, -1]] and result.lengths.tolist() == [3]
+
+
+@pytest.mark.parametrize("function", [flashdsa.attention_forward, ft.sparse_attention])
+def test_two_devices_are_refused(function):
+    q, kv, indices, scale, length = problem()
+    with pytest.raises(ValueError, match="kv must be on cuda:0 as q is, got cpu"):
+        function(q, kv.cpu(), indices, scale, length)
+    with pytest.raises(ValueError, match="topk_length must be on cpu as q is, got cuda:0"):
+        function(q.cpu(), kv.cpu(), indices.cpu(), scale, length)
