@@ -58,9 +58,15 @@ __device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t parity)
       : "memory");
 }
 
-// Named barriers 1..15 of `threads` threads; 0 is __syncthreads.
+// Named barriers 1..15 of `threads` threads; 0 is __syncthreads. All who wait at one do so at the
+// same instruction.
 __device__ __forceinline__ void named_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// The same for threads that wait in different branches.
+__device__ __forceinline__ void named_meet(int id, int threads) {
+  asm volatile("barrier.cta.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 __device__ __forceinline__ void named_arrive(int id, int threads) {

@@ -4,11 +4,11 @@
 // (its only synchronisation), because the sizes of its outputs depend on the data. The capture-safe
 // build sizes its outputs by capacity and reads nothing.
 //
-//   check_documents   one thread a document: every rule on the boundaries   } the first rule that
-//   is check_positions   one thread a row: every rule on the positions         } broken goes to
-//   status rows              one thread a row: document by bisection, the row's fields, whether it
-//   begins a
-//                     segment; nothing but empty rows when status is set
+//   check_documents   one thread a document: every rule on the boundaries; the first rule that is
+//                     broken goes to status, here and below
+//   check_positions   one thread a row: every rule on the positions
+//   rows              one thread a row: document by bisection, the row's fields, whether it begins
+//                     a segment; nothing but empty rows when status is set
 //   DeviceSelect      rows that begin a segment; valid rows
 //   segments          one block: offsets by a running block scan
 //   key_sources       one thread a key of the prefixes

@@ -238,7 +238,7 @@ __device__ __forceinline__ void run_grad_kv(const KernelParams& p, SharedStorage
     for (int tile = 0; tile < tiles; ++tile) {
       int rows[4];
       rows_to_add<Config>(p, item, index, tile, rows);
-      named_sync(kDsReady, 384);
+      named_meet(kDsReady, 384);
       float d[32];
 #pragma unroll 1
       for (int c = 2 * Config::kOwnChunks; c < Config::kChunks; ++c) {
@@ -373,7 +373,7 @@ __device__ __forceinline__ bool settle_d(const KernelParams& p, SharedStorage<Co
     p.d_errors[at] = error;
     if (p.sink_terms != nullptr) p.sink_terms[at] = has_mass ? p_sink * (d + error) : 0.0f;
   }
-  const float variance = sums.z / sums.x - mean * mean;
+  const float variance = fmaxf(sums.z / sums.x - mean * mean, 0.0f);
   return live && error * error > 0x1p-12f * variance;
 }
 
@@ -603,7 +603,7 @@ struct Math {
         }
         fence_async_shared();
       }
-      named_sync(kDsReady, 384);
+      named_meet(kDsReady, 384);
       float p_k[16];
       grad_q_products(shared, grad_q, p_k, tile != 0, lane);
       if constexpr (Config::kSumsRope) {

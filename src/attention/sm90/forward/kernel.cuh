@@ -20,9 +20,8 @@
 //
 // Barriers
 //   kv_full[slot]   128 cp.async + 1 of 0   1 waits, parity 0     keys and validity word are there
-//   kv_empty[slot]  8 warps of 2, 3, 4 of 1 0 waits, parity 1     O has read them (and S, before
-//   P);
-//                                                                 1 has read the validity word
+//   kv_empty[slot]  8 warps of 2, 3, 4 of 1 0 waits, parity 1     O has read them, S before; 1 has
+//                                                                 read the validity word
 //   p_full          32 lanes of 1           2, 3 wait, parity 0   P and alpha are there
 //   p_empty[half]   64 lanes of 2, 3        1 waits, parity 1     O has read this half of P (and
 //                                                                 alpha, before)
