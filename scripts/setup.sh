@@ -20,6 +20,7 @@ test_packages=(
   librapidcheck-dev   # property tests
   python3             # NumPy oracle, checks of the tree
   python3-venv        # the environment that the Python package is tested in
+  python3-dev         # headers for what torch.compile makes there
   pkg-config          # the second way to consume the installed library
   clang-format-19     # one version on both releases: versions differ in where they break lines
   clang-tidy-19       # likewise in what they find
