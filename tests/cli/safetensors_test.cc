@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <filesystem>
 #include <string>
 #include <utility>
 #include <vector>
@@ -122,6 +124,26 @@ TEST(SafetensorsHeader, RefusesEveryMalformedHeader) {
 TEST(SafetensorsHeader, SentenceNamesTheTensor) {
   EXPECT_EQ(refusal(entry("[3]", "[0,16]"), 16), "x: I32 [3] needs 12 bytes, data_offsets give 16");
   EXPECT_EQ(refusal(entry("[1]", "[0,4]", "\"I33\""), 4), "x: unknown dtype I33");
+}
+
+// The header is good, the bytes vanish before the tensor is loaded.
+TEST(SafetensorsReader, FileThatShrinksAfterItWasOpenedIsNamed) {
+  const std::string path = ::testing::TempDir() + "shrinking.safetensors";
+  const Tensor numbers = Tensor::host(DType::kInt32, {4});
+  for (std::int32_t& number : numbers.span<std::int32_t>()) number = 7;
+  SafetensorsWriter writer;
+  writer.add("numbers", numbers);
+  writer.write(path);
+  const SafetensorsReader reader(path);
+  std::filesystem::resize_file(path, std::filesystem::file_size(path) - 6);
+  try {
+    reader.load("numbers");
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kValue);
+    EXPECT_EQ(error.what(), path + ": cannot read numbers: the file shrank, 6 bytes are missing");
+  }
+  std::filesystem::remove(path);
 }
 
 TEST(Parse, IntegersAreTheWholeText) {

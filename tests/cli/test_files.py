@@ -75,41 +75,6 @@ class Input(CommandTest):
                     self.assert_fails(2, "", command, self.source, self.out, "--softmax-scale=1",
                                       "--index-topk=4")
 
-    def truncate_while_reading(self, whole: bytes, delay: float) -> str:
-        """Runs `attend`, shortens its input after `delay` and returns its message, "" for none."""
-        self.source.write_bytes(whole)
-        process = subprocess.Popen([BINARY, "attend", self.source, self.out],
-                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        time.sleep(delay)
-        os.truncate(self.source, 4096)
-        error = process.communicate(timeout=600)[1]
-        self.assertEqual(process.returncode, 2 if error else 0, error)
-        self.assertEqual(error.count("\n"), 1 if error else 0, error)
-        self.assertEqual(self.out.exists(), error == "")
-        self.out.unlink(missing_ok=True)
-        return error
-
-    def test_file_that_shrinks_while_it_is_read(self):
-        """The header is good, the bytes vanish before the tensor is loaded."""
-        file = small_problem()
-        file.put("kv", "BF16", np.zeros((1 << 14, 1, 576), np.uint16))
-        file.put("topk_indices", "I32", np.zeros((12, 1, 4)))
-        self.write(file)
-        whole = self.source.read_bytes()
-        early, late = 0.0, 0.0  # delays that were too short and too long; 0: none yet
-        for _ in range(60):
-            delay = (early + late) / 2 if late > 0 else max(2 * early, 0.001)
-            error = self.truncate_while_reading(whole, delay)
-            if "shrank" in error:
-                return
-            if error:
-                early = delay
-            else:
-                late = delay
-            if late - early < 1e-4 and late > 0:
-                early, late = early / 2, 0.0  # other work disturbed the search
-        self.skipTest("no call was caught between the header and its tensors")
-
 
 class OutputFile(CommandTest):
     def setUp(self):
@@ -293,7 +258,7 @@ class Terminal(CommandTest):
             if time.monotonic() - begin < 2:
                 self.assertEqual(shown, "")
                 return
-        self.skipTest("the machine is too busy for a call of less than two seconds")
+        self.fail("expected one call of five to take less than two seconds, got none")
 
 
 if __name__ == "__main__":

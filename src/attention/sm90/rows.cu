@@ -1,27 +1,19 @@
 // What the kernels need to be told, or to be given, before they start.
-#include <algorithm>
 #include <limits>
 
 #include "attention/sm90/rows.h"
 #include "core/cuda/check.h"
+#include "core/cuda/warp_rows.cuh"
 
 namespace flashdsa::attention::sm90 {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kWarps = kThreads / 32;
+using core::cuda::first_row;
+using core::cuda::grid_of_warps;
+using core::cuda::kRowThreads;
+using core::cuda::row_step;
+
 constexpr unsigned kAllLanes = 0xFFFFFFFFu;
-
-// Rows are walked by a grid of warps of at most this many CTAs.
-dim3 grid_of_warps(int64_t rows) {
-  constexpr int64_t kMostCtas = 1 << 20;
-  return dim3(static_cast<unsigned>(std::min((rows + kWarps - 1) / kWarps, kMostCtas)));
-}
-
-__device__ __forceinline__ int64_t first_row() {
-  return static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
-}
-__device__ __forceinline__ int64_t row_step() { return static_cast<int64_t>(gridDim.x) * kWarps; }
 
 // The last counted slot + 1 among the row's first `length`; a warp, from the end, `kLoads` words of
 // 32 slots at a time.
@@ -46,7 +38,7 @@ __device__ __forceinline__ int row_extent(const int32_t* slots, int length, int 
 }
 
 // extents [T_q] from topk_indices [T_q, K] and topk_length [T_q]; a warp per row.
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kRowThreads)
     row_extents_kernel(const __grid_constant__ SlotRows rows, int32_t* extents) {
   for (int64_t t = first_row(); t < rows.t_q; t += row_step()) {
     int length = rows.topk;
@@ -57,7 +49,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // to [outer * inner, width] = rows; a warp per row, which may begin at any element.
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kRowThreads)
     pack_rows_kernel(const __grid_constant__ StridedRows rows, __nv_bfloat16* to) {
   for (int64_t row = first_row(); row < rows.outer * rows.inner; row += row_step()) {
     const __nv_bfloat16* from =
@@ -73,8 +65,8 @@ bool is_whole(int64_t elements) { return elements % 8 == 0; }  // eight BF16 num
 void launch_row_extents(const SlotRows& rows, int32_t* extents, cudaStream_t stream) {
   if (rows.t_q == 0) return;
   const dim3 grid = grid_of_warps(rows.t_q);
-  row_extents_kernel<<<grid, kThreads, 0, stream>>>(rows, extents);
-  core::cuda::check_launch("row_extents_kernel", grid, kThreads, 0);
+  row_extents_kernel<<<grid, kRowThreads, 0, stream>>>(rows, extents);
+  core::cuda::check_launch("row_extents_kernel", grid, kRowThreads, 0);
 }
 
 bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
@@ -88,8 +80,8 @@ bool rows_are_aligned(const StridedRows& rows) {
 
 void launch_pack_rows(const StridedRows& rows, __nv_bfloat16* to, cudaStream_t stream) {
   const dim3 grid = grid_of_warps(rows.outer * rows.inner);
-  pack_rows_kernel<<<grid, kThreads, 0, stream>>>(rows, to);
-  core::cuda::check_launch("pack_rows_kernel", grid, kThreads, 0);
+  pack_rows_kernel<<<grid, kRowThreads, 0, stream>>>(rows, to);
+  core::cuda::check_launch("pack_rows_kernel", grid, kRowThreads, 0);
 }
 
 }  // namespace flashdsa::attention::sm90

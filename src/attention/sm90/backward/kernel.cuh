@@ -16,7 +16,7 @@
 // key has all the weight, is the shift seen there. Such items are flagged, and the same kernel
 // runs once more as a repair, over those items alone, with grad_out = 0 and D = the error: so dS is
 // the difference, which it adds to grad_kv (in the ordered mode to the slot's row).
-// A pre-pass for the exact D would cost every call S and dP again, 0.5 us a token at H = 64.
+// A pre-pass for the exact D would cost every call S and dP again.
 //
 // Grid: one CTA per SM, items blockIdx.x, + gridDim.x, ...    Tile: 64 heads x 64 keys.
 // Warpgroups                                                                        registers

@@ -1,7 +1,7 @@
 // Passes over the rows of a block that need no matrix product; a warp per row.
-#include <algorithm>
 
 #include "core/cuda/check.h"
+#include "core/cuda/warp_rows.cuh"
 #include "indexer/params.h"
 #include "indexer/sm90/plan/rows.h"
 #include "indexer/sm90/plan/visible.cuh"
@@ -9,19 +9,10 @@
 namespace flashdsa::indexer::sm90 {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kWarps = kThreads / 32;
-
-// Rows are walked by a grid of warps of at most this many CTAs.
-dim3 grid_of_warps(int64_t rows) {
-  constexpr int64_t kMostCtas = 1 << 16;
-  return dim3(static_cast<unsigned>(std::min((rows + kWarps - 1) / kWarps, kMostCtas)));
-}
-
-__device__ __forceinline__ int64_t first_row() {
-  return static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
-}
-__device__ __forceinline__ int64_t row_step() { return static_cast<int64_t>(gridDim.x) * kWarps; }
+using core::cuda::first_row;
+using core::cuda::grid_of_warps;
+using core::cuda::kRowThreads;
+using core::cuda::row_step;
 
 __device__ __forceinline__ float weight(const RowsParams& p, int64_t row, int head) {
   if (head >= p.heads) return 0.f;
@@ -41,7 +32,7 @@ __device__ __forceinline__ void write_whole_row(const RowsParams& p, int64_t row
   }
 }
 
-__global__ void __launch_bounds__(kThreads) rows_kernel(const __grid_constant__ RowsParams p) {
+__global__ void __launch_bounds__(kRowThreads) rows_kernel(const __grid_constant__ RowsParams p) {
   const int lane = threadIdx.x % 32;
   for (int64_t row = first_row(); row < p.padded_rows; row += row_step()) {
     const bool exists = row < p.block.rows;
@@ -59,7 +50,7 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const __grid_constant__ 
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kRowThreads)
     pack_heads_kernel(const __grid_constant__ StridedHeads from,
                       const __grid_constant__ BlockRows block, int64_t padded_heads,
                       __nv_bfloat16* to) {
@@ -77,15 +68,15 @@ __global__ void __launch_bounds__(kThreads)
 
 void launch_rows(const RowsParams& params, cudaStream_t stream) {
   const dim3 grid = grid_of_warps(params.padded_rows);
-  rows_kernel<<<grid, kThreads, 0, stream>>>(params);
-  core::cuda::check_launch("rows_kernel", grid, kThreads, 0);
+  rows_kernel<<<grid, kRowThreads, 0, stream>>>(params);
+  core::cuda::check_launch("rows_kernel", grid, kRowThreads, 0);
 }
 
 void launch_pack_heads(const StridedHeads& from, const BlockRows& block, std::int64_t padded_heads,
                        __nv_bfloat16* to, cudaStream_t stream) {
   const dim3 grid = grid_of_warps(from.rows * padded_heads);
-  pack_heads_kernel<<<grid, kThreads, 0, stream>>>(from, block, padded_heads, to);
-  core::cuda::check_launch("pack_heads_kernel", grid, kThreads, 0);
+  pack_heads_kernel<<<grid, kRowThreads, 0, stream>>>(from, block, padded_heads, to);
+  core::cuda::check_launch("pack_heads_kernel", grid, kRowThreads, 0);
 }
 
 }  // namespace flashdsa::indexer::sm90
