@@ -5,14 +5,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import flashdsa.compat as compat  # noqa: E402
-import flashdsa.nemo as nemo  # noqa: E402
 from test_compat import (assert_vectors, attention, backward_arguments,  # noqa: E402
                          dense_forward, dense_gradients, generator, hard_rows, ints,
                          packed_problem)
 
 pytestmark = [pytest.mark.cuda,
-              pytest.mark.skipif(not nemo.is_cudnn_dsa_available(),
-                                 reason="no kernels for a device of this machine")]
+              pytest.mark.skipif(torch.cuda.is_available()
+                                 and torch.cuda.get_device_capability() != (9, 0),
+                                 reason="the GPU is not a Hopper")]
 
 
 def on_gpu(values):

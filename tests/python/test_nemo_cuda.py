@@ -7,12 +7,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import flashdsa.nemo as nemo  # noqa: E402
-from test_nemo import (attention_arguments, dense_selection, gradients,  # noqa: E402
-                       indexer_arguments, ints, oracle, relative)
+from test_nemo import (attention_arguments, check_empty_rows_change_nothing_else,  # noqa: E402
+                       dense_selection, gradients, indexer_arguments, ints, oracle, relative)
 
 pytestmark = [pytest.mark.cuda,
-              pytest.mark.skipif(not nemo.is_cudnn_dsa_available(),
-                                 reason="no kernels for a device of this machine")]
+              pytest.mark.skipif(torch.cuda.is_available()
+                                 and torch.cuda.get_device_capability() != (9, 0),
+                                 reason="the GPU is not a Hopper")]
 
 LAYOUT = {"query_indices": torch.arange(2, 10), "cu_seqlens_padded": ints(0, 4, 9, 12)}
 
@@ -88,17 +89,7 @@ def test_attention_and_its_gradients(heads):
 
 @pytest.mark.parametrize("repeat", range(20))
 def test_empty_rows_change_nothing_else(repeat):
-    q, kv, indices, scale = on_gpu(attention_arguments(rows=4, keys=8, heads=64)).values()
-    lengths, valid = ints(1, 0, 2, 3).cuda(), torch.tensor([0, 2, 3]).cuda()
-    grad_out = torch.randn(4, 64, 512, generator=torch.Generator().manual_seed(repeat))
-    grad_out = grad_out.bfloat16().cuda()
-    padded = gradients(nemo.cudnn_sparse_attention, q, kv, indices, scale, lengths, False, valid,
-                       grad_out=grad_out)
-    compact = gradients(nemo.cudnn_sparse_attention, q[valid], kv, indices[valid], scale,
-                        lengths[valid], True, grad_out=grad_out[valid])
-    assert torch.equal(padded[0][valid], compact[0]) and not padded[0][1].any()
-    assert torch.equal(padded[1][valid], compact[1]) and not padded[1][1].any()
-    assert torch.equal(padded[2], compact[2])
+    check_empty_rows_change_nothing_else(torch.Tensor.cuda, seed=repeat)
 
 
 def test_deterministic_algorithms_give_the_same_bits():
