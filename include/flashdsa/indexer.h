@@ -39,4 +39,41 @@ struct IndexerTopkArgs {
 /// whose keys leave the storage, Error(kUnavailable) when no backend takes the tensors.
 FLASHDSA_API void indexer_topk(const IndexerTopkArgs& args, const Runtime& runtime = {});
 
+/// Arguments of `indexer_backward`. SPEC section 3. Strides and "real" as in IndexerTopkArgs;
+/// "single" is float32, or float64 beside float64.
+struct IndexerBackwardArgs {
+  TensorView index_q;       ///< real [T_q, H_index, 128], H_index in 1..64
+  TensorView index_k;       ///< real [T_k, 128], T_k < 2^31 - 1
+  TensorView head_weights;  ///< float32 or bfloat16 (float64 beside float64) [T_q, H_index], as the
+                            ///< scores took them
+  TensorView
+      topk_indices;  ///< int32 [T_q, 1, K], K in 1..2048; slots outside 0..T_k-1 do not count
+  std::optional<TensorView> topk_length;  ///< int32 [T_q]: only the first slots of a row exist
+  TensorView grad_scores;                 ///< single [T_q, K], by slot of topk_indices
+
+  TensorView grad_index_q;       ///< out, real [T_q, H_index, 128]
+  TensorView grad_index_k;       ///< out, real or float32 [T_k, 128]
+  TensorView grad_head_weights;  ///< out, of head_weights' type [T_q, H_index]
+};
+
+/// Gradients of the selected scores, `topk_scores` of `indexer_topk`. With g = grad_scores[t,j],
+/// dot = dot(index_q[t,h,:], index_k[i_j,:]) and 1[dot > 0] = 0 at dot = 0 and for NaN:
+///
+///   grad_head_weights[t,h] = sum_j g * max(0, dot)
+///   grad_index_q[t,h,:]    = sum_j g * head_weights[t,h] * 1[dot > 0] * index_k[i_j,:]
+///   grad_index_k[s,:]      = sum over (t,h,j with i_j = s) of
+///                            g * head_weights[t,h] * 1[dot > 0] * index_q[t,h,:]
+///
+/// over the counted slots j of row t; a key in two slots counts twice. A slot that does not count
+/// contributes nothing, whatever grad_scores holds there. A row without keys gives and contributes
+/// zero, whatever its inputs hold; rows of grad_index_k that nobody selected are zero. The host
+/// backends are deterministic in every mode, and a row's grad_index_q and grad_head_weights do not
+/// depend on the other rows. Runtime::scratch_budget_bytes bounds the scratch but for the FP32 sums
+/// of grad_index_k, 512 bytes a key, and one row's part.
+///
+/// Throws Error(kType) or Error(kValue) for bad arguments, Error(kData) in checking mode for an
+/// index outside -1..T_k-1 or a length outside 0..K, Error(kUnavailable) when no backend takes the
+/// tensors.
+FLASHDSA_API void indexer_backward(const IndexerBackwardArgs& args, const Runtime& runtime = {});
+
 }  // namespace flashdsa

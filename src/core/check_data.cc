@@ -45,4 +45,21 @@ void check_indices(const std::int32_t* row, std::int64_t slots, std::int64_t key
   }
 }
 
+void check_selection(std::string_view operation, const TensorView& topk_indices,
+                     const TensorView* topk_length, std::int64_t key_count,
+                     const Runtime& runtime) {
+  if (!is_checking(operation, topk_indices.device, runtime)) return;
+  const std::int64_t topk = topk_indices.shape[2];
+  const HostRows indices(topk_indices, runtime);
+  std::optional<HostRows> lengths;
+  if (topk_length != nullptr) lengths.emplace(*topk_length, runtime);
+  for (std::int64_t t = 0; t < topk_indices.shape[0]; ++t) {
+    const std::int64_t length = lengths ? lengths->row(0)[t] : topk;
+    check_data(
+        length >= 0 && length <= topk, operation, "topk_length", t,
+        [&] { return fmt::format("0..{}", topk); }, length);
+    check_indices(indices.row(t), length, key_count, operation, "topk_indices", t);
+  }
+}
+
 }  // namespace flashdsa::core

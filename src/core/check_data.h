@@ -50,4 +50,10 @@ void check_data(bool ok, std::string_view operation, std::string_view tensor, st
 void check_indices(const std::int32_t* row, std::int64_t slots, std::int64_t key_count,
                    std::string_view operation, std::string_view tensor, std::int64_t t);
 
+/// Checks what query rows select when checking mode is on: `topk_length` [T_q], which may be null,
+/// holds 0..K, and `topk_indices` [T_q, 1, K] in the slots that it leaves -1 or a key below
+/// `key_count`.
+void check_selection(std::string_view operation, const TensorView& topk_indices,
+                     const TensorView* topk_length, std::int64_t key_count, const Runtime& runtime);
+
 }  // namespace flashdsa::core

@@ -8,15 +8,17 @@
 namespace flashdsa::indexer {
 
 /// Each backend's functions. `refusal` returns "" when the backend takes the call, else the reason;
-/// `topk` computes and may throw Error(kMemory).
+/// the others compute and may throw Error(kMemory).
 namespace reference {
-std::string refusal(const TopkParams& params);
+std::string refusal(const CommonParams& params);
 void topk(const TopkParams& params, const Runtime& runtime);
+void backward(const BackwardParams& params, const Runtime& runtime);
 }  // namespace reference
 
 namespace cpu {
-std::string refusal(const TopkParams& params);
+std::string refusal(const CommonParams& params);
 void topk(const TopkParams& params, const Runtime& runtime);
+void backward(const BackwardParams& params, const Runtime& runtime);
 }  // namespace cpu
 
 namespace sm90 {
@@ -26,5 +28,6 @@ void topk(const TopkParams& params, const Runtime& runtime);
 
 /// Runs the best backend that takes the call. Throws Error(kUnavailable) when none does.
 void dispatch_topk(const TopkParams& params, const Runtime& runtime);
+void dispatch_backward(const BackwardParams& params, const Runtime& runtime);
 
 }  // namespace flashdsa::indexer

@@ -1,6 +1,7 @@
 #include "core/dispatch.h"
 
 #include <array>
+#include <string>
 
 #include "indexer/backends.h"
 
@@ -11,14 +12,32 @@ constexpr std::array kTopk = {
 #ifdef FLASHDSA_WITH_SM90
     core::Implementation<TopkParams>{Backend::kSm90, sm90::refusal, sm90::topk},
 #endif
-    core::Implementation<TopkParams>{Backend::kCpu, cpu::refusal, cpu::topk},
-    core::Implementation<TopkParams>{Backend::kReference, reference::refusal, reference::topk},
+    core::Implementation<TopkParams>{
+        Backend::kCpu, [](const TopkParams& p) { return cpu::refusal(p); }, cpu::topk},
+    core::Implementation<TopkParams>{Backend::kReference,
+                                     [](const TopkParams& p) { return reference::refusal(p); },
+                                     reference::topk},
+};
+
+std::string no_backward(const BackwardParams&) { return "has no indexer_backward in this version"; }
+
+constexpr std::array kBackward = {
+    core::Implementation<BackwardParams>{Backend::kSm90, no_backward, nullptr},
+    core::Implementation<BackwardParams>{
+        Backend::kCpu, [](const BackwardParams& p) { return cpu::refusal(p); }, cpu::backward},
+    core::Implementation<BackwardParams>{
+        Backend::kReference, [](const BackwardParams& p) { return reference::refusal(p); },
+        reference::backward},
 };
 
 }  // namespace
 
 void dispatch_topk(const TopkParams& params, const Runtime& runtime) {
   core::dispatch<TopkParams>("indexer_topk", kTopk, params, runtime);
+}
+
+void dispatch_backward(const BackwardParams& params, const Runtime& runtime) {
+  core::dispatch<BackwardParams>("indexer_backward", kBackward, params, runtime);
 }
 
 }  // namespace flashdsa::indexer

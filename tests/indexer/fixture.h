@@ -3,6 +3,7 @@
 #include "tests/support/compare.h"
 #include "tests/support/engines.h"
 #include "tests/support/placement.h"
+#include "tests/support/score_gradients.h"
 #include "tests/support/topk_problem.h"
 
 namespace flashdsa::test {
@@ -22,5 +23,9 @@ class TopKOnHost : public TopK {};
 
 /// What the reference does not promise: bounded scratch.
 class TopKBounded : public TopK {};
+
+/// The gradient of the scores, which host engines have.
+class IndexerBackward : public EngineTest {};
+class IndexerBackwardBounded : public IndexerBackward {};
 
 }  // namespace flashdsa::test

@@ -1,10 +1,8 @@
 // Backward on the CPU, in chunks of query rows.
 //
 // Phase 1, rows in parallel: P and dS of every counted slot, grad_q, the sink's part. Phase 2, key
-// segments in parallel: every segment walks the chunk's rows in ascending order and adds their
-// slots that lie in it to its rows of grad_kv. So each row of grad_kv is one chain of additions in
-// the order of the queries, whatever the threads, segments or chunks: no atomics, no private copies
-// of grad_kv, the same bits always.
+// segments in parallel (core::KeySegments): every segment adds the chunk's slots that lie in it to
+// its rows of grad_kv.
 
 #include <algorithm>
 #include <cmath>
@@ -13,6 +11,7 @@
 
 #include "attention/backends.h"
 #include "attention/cpu/select_kernels.h"
+#include "core/key_segments.h"
 #include "core/parallel.h"
 #include "core/progress.h"
 #include "core/scratch.h"
@@ -23,11 +22,6 @@ namespace {
 // A chunk holds P and dS of its rows: 0.7 MB a row at H = 64, K = 2048.
 constexpr std::int64_t kChunkBytes = std::int64_t{64} << 20;
 constexpr std::int64_t kMaxChunkRowsPerThread = 16;
-
-// A segment's accumulator rows should stay in second-level cache, and a row should have enough
-// slots in a segment to fill tiles.
-constexpr std::int64_t kSegmentBytes = std::int64_t{512} << 10;
-constexpr std::int64_t kMinSlotsPerSegment = 64;
 
 // What phase 1 leaves for phase 2 of one row of the chunk.
 struct ChunkRow {
@@ -46,21 +40,14 @@ struct Plan {
   const Kernels& kernels;
   Sizes sizes;
   int threads;
-  std::int64_t segments;
-  std::int64_t keys_per_segment;
+  core::KeySegments segments;
 
   Plan(const BackwardParams& p, const Runtime& runtime)
       : params(p),
         kernels(select_kernels(runtime)),
         sizes(sizes_of(p)),
-        threads(core::thread_count(runtime, std::max(p.t_q, p.t_k))) {
-    const std::int64_t row_bytes = params.head_dim * static_cast<std::int64_t>(sizeof(float));
-    const std::int64_t wanted = params.t_k * row_bytes / kSegmentBytes + 1;
-    const std::int64_t most = std::max<std::int64_t>(params.topk / kMinSlotsPerSegment, 1);
-    const std::int64_t least = threads > 1 ? 4 * threads : 1;
-    segments = std::max(std::min(wanted, most), least);
-    keys_per_segment = std::max<std::int64_t>((params.t_k + segments - 1) / segments, 1);
-  }
+        threads(core::thread_count(runtime, std::max(p.t_q, p.t_k))),
+        segments(p.t_k, p.head_dim * static_cast<std::int64_t>(sizeof(float)), p.topk, threads) {}
 
   ChunkRow carve(core::Carver& carver) const {
     const auto topk = static_cast<std::size_t>(params.topk);
@@ -68,7 +55,7 @@ struct Plan {
     ChunkRow row;
     row.keys = carver.take<std::int32_t>(topk);
     row.slots = carver.take<std::int32_t>(topk);
-    row.segment_offsets = carver.take<std::int32_t>(static_cast<std::size_t>(segments) + 1);
+    row.segment_offsets = carver.take<std::int32_t>(static_cast<std::size_t>(segments.count()) + 1);
     row.p = carver.take<std::uint16_t>(weights);
     row.ds = carver.take<std::uint16_t>(weights);
     row.q_pairs = carver.take<std::uint32_t>(kernels.pairs_words(sizes, sizes.head_dim));
@@ -77,20 +64,6 @@ struct Plan {
     return row;
   }
 };
-
-// Stable counting sort of a row's slots by key segment.
-void sort_by_segment(const Plan& plan, std::int32_t key_count, const ChunkRow& row) {
-  std::int32_t* offsets = row.segment_offsets;
-  std::fill_n(offsets, plan.segments + 1, 0);
-  for (std::int32_t j = 0; j < key_count; ++j) ++offsets[row.keys[j] / plan.keys_per_segment + 1];
-  for (std::int64_t s = 0; s < plan.segments; ++s) offsets[s + 1] += offsets[s];
-  for (std::int32_t j = 0; j < key_count; ++j) {
-    row.slots[offsets[row.keys[j] / plan.keys_per_segment]++] = j;
-  }
-  // Every offset now stands at its segment's end: move them back by one.
-  for (std::int64_t s = plan.segments; s > 0; --s) offsets[s] = offsets[s - 1];
-  offsets[0] = 0;
-}
 
 // ln(e^lse + e^sink): the softmax's whole denominator.
 float whole_lse(float lse, float sink) {
@@ -117,7 +90,7 @@ void first_phase(const Plan& plan, std::int64_t t, const ChunkRow& chunk, const 
   const std::int64_t heads = p.heads;
   auto* grad_q = static_cast<std::uint16_t*>(p.grad_q) + t * heads * p.head_dim;
   const std::int32_t key_count = counted_keys(p, t, chunk.keys);
-  sort_by_segment(plan, key_count, chunk);
+  plan.segments.sort(chunk.keys, key_count, chunk.slots, chunk.segment_offsets);
   if (key_count == 0) {
     std::fill_n(grad_q, heads * p.head_dim, std::uint16_t{0});
     std::fill_n(chunk.sink_terms, heads, 0.0f);
@@ -230,7 +203,7 @@ void backward(const BackwardParams& params, const Runtime& runtime) {
                   HeadScratch(worker_memory.second(worker), params.heads),
                   worker_memory.first(worker));
     });
-    core::parallel_for(plan.threads, plan.segments, [&](std::int64_t segment, int) {
+    core::parallel_for(plan.threads, plan.segments.count(), [&](std::int64_t segment, int) {
       for (std::int64_t i = 0; i < count; ++i) {
         second_phase(plan, segment, rows[static_cast<std::size_t>(i)], accumulators);
       }

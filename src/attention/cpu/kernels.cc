@@ -7,26 +7,22 @@
 // A row's keys are walked in blocks of kBlockKeys slots. Everything a block needs is copied once
 // into second-level cache and used by all heads:
 //
-//   q_words   [head panel][D/2][panel]      words of two channels, transposed: lanes are heads
+//   q_words   words of two channels, transposed: lanes are heads
 //   keys      [kBlockKeys, D] BF16          the gathered rows
 //   logits    [kBlockKeys, padded H] FP32   lanes are heads, so the softmax needs no shuffle
-//   pairs     [vector panel][kBlockKeys/2][panel]   words of two keys: lanes are channels
+//   pairs     words of two keys: lanes are channels
 //   weights   [kBlockKeys/2, padded H]      words of P (or dS) of two keys
-//   acc       [H, D] FP32                   channel order: of every 2*kLanes channels first the
-//                                           even, then the odd ones, which makes packing and
-//                                           unpacking pure shifts
+//   acc       [H, D] FP32
 //
-// Two tiles do all the arithmetic: ScoreTile (lanes are heads, key words are broadcast) and
-// PairTile (lanes are channels, weight words are broadcast). Each result is a fixed order of FP32
-// sums over the contracted axis, whatever the tile around it: a row's bits depend on nothing but
-// the row.
+// The products and their operands are those of core/simd/products-inl.h, whose results do not
+// depend on tiles: a row's bits depend on nothing but the row.
 //
 // Rounded to BF16: P and dS as operands, and the outputs. All else is FP32.
 
 #include "attention/cpu/kernels.h"
 
 #include "attention/cpu/config.h"
-#include "core/simd/bf16-inl.h"
+#include "core/simd/products-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace flashdsa::attention::cpu {
@@ -36,262 +32,16 @@ namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 using namespace simd::FLASHDSA_SIMD;  // the vector layer of this instruction set
 
-using Tiles = Config<kLanes>;
-constexpr int kBlockKeys = Tiles::kBlockKeys;
-constexpr int kScorePanel = Tiles::kScoreVectors * kLanes;  // heads
-constexpr int kPairPanel = Tiles::kPairVectors * kLanes;    // words
 constexpr int kValueDim = 512;
-constexpr int kChunkChannels = Tiles::kChunkChannels;
 constexpr float kInfinity = __builtin_inff();
 
-static_assert(kBlockKeys % Tiles::kScoreKeys == 0, "a full block has whole score tiles");
+static_assert(kBlockKeys % ProductTiles::kScoreKeys == 0, "a full block has whole score tiles");
 static_assert(kBlockKeys % 2 == 0, "weights are packed by two keys");
 static_assert((512 % kPairPanel) == 0 && (576 % kPairPanel) == 0, "channels fill whole panels");
 
-constexpr int RoundUp(int value, int multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
-
-// Whole vectors, and an even number, as P and dS are stored by pairs of heads.
-int PadHeads(int heads) { return RoundUp(heads, kLanes < 2 ? 2 : kLanes); }
-
 int PaddedHeads(const Sizes& sizes) { return PadHeads(sizes.heads); }
 
-std::uint32_t LoadWord(const std::uint16_t* two) {
-  std::uint32_t word;
-  __builtin_memcpy(&word, two, sizeof(word));
-  return word;
-}
-
-// Hands out 64-byte aligned pieces of a thread's scratch; over null it counts.
-class Pieces {
- public:
-  explicit Pieces(void* base) : base_(static_cast<char*>(base)) {}
-
-  template <typename T>
-  T* Take(std::int64_t count) {
-    char* piece = base_ == nullptr ? nullptr : base_ + bytes_;
-    bytes_ += (static_cast<std::size_t>(count) * sizeof(T) + 63) / 64 * 64;
-    return reinterpret_cast<T*>(piece);
-  }
-  std::size_t bytes() const { return bytes_; }
-
- private:
-  char* base_;
-  std::size_t bytes_ = 0;
-};
-
-// ------------------------------------------------------------------------------ packing
-
-// rows [heads, channels] BF16 -> words [panel][channels/2][panel heads]; missing heads are zero.
-// The last panel of an odd number of head vectors is one vector wide.
-void PackHeads(const std::uint16_t* rows, std::int64_t head_stride, int heads, int channels,
-               std::uint32_t* words) {
-  const int padded = PadHeads(heads);
-  for (int first = 0; first < padded; first += kScorePanel) {
-    const int width = padded - first < kScorePanel ? padded - first : kScorePanel;
-    for (int h = 0; h < width; ++h) {
-      std::uint32_t* column = words + h;
-      if (first + h >= heads) {
-        for (int c = 0; c < channels / 2; ++c) column[c * width] = 0;
-        continue;
-      }
-      const std::uint16_t* row = rows + (first + h) * head_stride;
-      for (int c = 0; c < channels / 2; ++c) column[c * width] = LoadWord(row + 2 * c);
-    }
-    words += width * channels / 2;
-  }
-}
-
-// Copies the rows of `count` keys and clears rows up to whole score tiles.
-void GatherKeys(const RowInputs& row, int first, int count, int channels, std::uint16_t* keys) {
-  for (int j = 0; j < count; ++j) {
-    __builtin_memcpy(keys + j * channels, row.kv + row.keys[first + j] * row.kv_row_stride,
-                     static_cast<std::size_t>(channels) * sizeof(std::uint16_t));
-  }
-  const int end = RoundUp(count, 4);
-  __builtin_memset(keys + count * channels, 0,
-                   static_cast<std::size_t>((end - count) * channels) * sizeof(std::uint16_t));
-}
-
-// Two BF16 rows -> for every vector of words (2*kLanes channels) the pairs (a[c], b[c]) of the even
-// channels, then of the odd ones. A null `b` counts as zeros.
-HWY_INLINE void PackPair(const std::uint16_t* a, const std::uint16_t* b, int word, Words* even,
-                         Words* odd) {
-  const Words low = hn::LoadU(kWord, reinterpret_cast<const std::uint32_t*>(a) + word);
-  const Words high = b == nullptr
-                         ? hn::Zero(kWord)
-                         : hn::LoadU(kWord, reinterpret_cast<const std::uint32_t*>(b) + word);
-  *even = hn::Or(hn::And(low, hn::Set(kWord, 0xFFFFu)), hn::ShiftLeft<16>(high));
-  *odd = hn::Or(hn::ShiftRight<16>(low), hn::And(high, hn::Set(kWord, 0xFFFF0000u)));
-}
-
-// rows [count, channels] BF16 -> pairs [panel][even count/2][kPairPanel words].
-void PackRowPairs(const std::uint16_t* rows, std::int64_t row_stride, int count, int channels,
-                  std::uint32_t* pairs) {
-  const int half = (count + 1) / 2;
-  for (int k = 0; k < half; ++k) {
-    const std::uint16_t* a = rows + 2 * k * row_stride;
-    const std::uint16_t* b = 2 * k + 1 < count ? a + row_stride : nullptr;
-    // A panel holds kPairVectors / 2 vectors of source words.
-    for (int word = 0; word < channels / 2; word += kLanes) {
-      Words even, odd;
-      PackPair(a, b, word, &even, &odd);
-      const int panel = 2 * word / kPairPanel;
-      std::uint32_t* to = pairs + (panel * half + k) * kPairPanel + 2 * word % kPairPanel;
-      hn::Store(even, kWord, to);
-      hn::Store(odd, kWord, to + kLanes);
-    }
-  }
-}
-
-// ------------------------------------------------------------------------------ tiles
-
-// scores[j][head] += sum over `words` words of q_words[word][head] . keys[j][word], kKeys keys and
-// kVectors vectors of heads. `first`: the scores are not read and count as zero.
-template <int kVectors, int kKeys>
-HWY_INLINE void ScoreTile(const std::uint32_t* HWY_RESTRICT q_words,
-                          const std::uint16_t* HWY_RESTRICT keys, std::int64_t key_stride,
-                          int words, bool first, float* HWY_RESTRICT scores, int scores_stride) {
-  Floats sum[kKeys][kVectors];
-  for (int j = 0; j < kKeys; ++j) {
-    for (int v = 0; v < kVectors; ++v) sum[j][v] = hn::Zero(kFloat);
-  }
-  for (int w = 0; w < words; ++w) {
-    Words q[kVectors];
-    for (int v = 0; v < kVectors; ++v) q[v] = hn::Load(kWord, q_words + v * kLanes);
-    q_words += kVectors * kLanes;
-    for (int j = 0; j < kKeys; ++j) {
-      const Words key = hn::Set(kWord, LoadWord(keys + j * key_stride + 2 * w));
-      for (int v = 0; v < kVectors; ++v) sum[j][v] = DotPairs(q[v], key, sum[j][v]);
-    }
-  }
-  for (int j = 0; j < kKeys; ++j) {
-    for (int v = 0; v < kVectors; ++v) {
-      float* to = scores + j * scores_stride + v * kLanes;
-      hn::Store(first ? sum[j][v] : hn::Add(hn::Load(kFloat, to), sum[j][v]), kFloat, to);
-    }
-  }
-}
-
-// One panel of heads. Channels are taken in chunks whose partial sums are then added: a chunk of
-// the panel stays in first-level cache for all keys, and a large first channel does not cost every
-// later addition its low bits.
-template <int kVectors>
-void ScorePanel(const std::uint32_t* q_words, const std::uint16_t* keys, std::int64_t key_stride,
-                int count, int channels, float* scores, int scores_stride) {
-  for (int c = 0; c < channels; c += kChunkChannels) {
-    const int words = (channels - c < kChunkChannels ? channels - c : kChunkChannels) / 2;
-    const std::uint16_t* chunk = keys + c;
-    int j = 0;
-    for (; j + Tiles::kScoreKeys <= count; j += Tiles::kScoreKeys) {
-      ScoreTile<kVectors, Tiles::kScoreKeys>(q_words, chunk + j * key_stride, key_stride, words,
-                                             c == 0, scores + j * scores_stride, scores_stride);
-    }
-    for (; j < count; j += 4) {  // rows up to a multiple of four are there
-      ScoreTile<kVectors, 4>(q_words, chunk + j * key_stride, key_stride, words, c == 0,
-                             scores + j * scores_stride, scores_stride);
-    }
-    q_words += kVectors * kLanes * words;
-  }
-}
-
-// scores [count, padded H]: packed heads times the first `channels` of `count` key rows. Rows up to
-// a multiple of four are read.
-void Scores(const std::uint32_t* q_words, int padded_heads, const std::uint16_t* keys,
-            std::int64_t key_stride, int count, int channels, float* scores) {
-  int h = 0;
-  for (; h + kScorePanel <= padded_heads; h += kScorePanel) {
-    ScorePanel<Tiles::kScoreVectors>(q_words, keys, key_stride, count, channels, scores + h,
-                                     padded_heads);
-    q_words += kScorePanel * channels / 2;
-  }
-  if (h < padded_heads) {
-    ScorePanel<1>(q_words, keys, key_stride, count, channels, scores + h, padded_heads);
-  }
-}
-
-// sum[m][v] += weights word (m, k) . pairs[k][v] for k in [0, depth).
-template <int kRows>
-HWY_INLINE void PairTile(const std::uint32_t* HWY_RESTRICT weights, std::int64_t row_step,
-                         std::int64_t depth_step, const std::uint32_t* HWY_RESTRICT pairs,
-                         int depth, Floats (&sum)[kRows][Tiles::kPairVectors]) {
-  for (int k = 0; k < depth; ++k) {
-    Words pair[Tiles::kPairVectors];
-    for (int v = 0; v < Tiles::kPairVectors; ++v) {
-      pair[v] = hn::Load(kWord, pairs + v * kLanes);
-    }
-    pairs += kPairPanel;
-    for (int m = 0; m < kRows; ++m) {
-      const Words weight = hn::Set(kWord, weights[m * row_step + k * depth_step]);
-      for (int v = 0; v < Tiles::kPairVectors; ++v) {
-        sum[m][v] = DotPairs(weight, pair[v], sum[m][v]);
-      }
-    }
-  }
-}
-
-// acc rows [kRows] of one panel: acc = acc * rescale[row] + weights . pairs. rescale null: acc is
-// not read and counts as zero.
-template <int kRows>
-void AccumulateTile(const std::uint32_t* weights, int weights_stride, const std::uint32_t* pairs,
-                    int depth, const float* rescale, float* acc, int acc_stride) {
-  Floats sum[kRows][Tiles::kPairVectors];
-  for (int m = 0; m < kRows; ++m) {
-    for (int v = 0; v < Tiles::kPairVectors; ++v) {
-      sum[m][v] = rescale == nullptr ? hn::Zero(kFloat)
-                                     : hn::Mul(hn::Set(kFloat, rescale[m]),
-                                               hn::Load(kFloat, acc + m * acc_stride + v * kLanes));
-    }
-  }
-  PairTile<kRows>(weights, 1, weights_stride, pairs, depth, sum);
-  for (int m = 0; m < kRows; ++m) {
-    for (int v = 0; v < Tiles::kPairVectors; ++v) {
-      hn::Store(sum[m][v], kFloat, acc + m * acc_stride + v * kLanes);
-    }
-  }
-}
-
-// acc [heads, end - begin] = acc * rescale[head] + weights^T . pairs over `depth` pairs of keys,
-// for the channels [begin, end) of pairs.
-void AccumulateHeads(const std::uint32_t* weights, int padded_heads, int heads,
-                     const std::uint32_t* pairs, int depth, int begin, int end,
-                     const float* rescale, float* acc) {
-  const int width = end - begin;
-  for (int c = 0; c < width; c += kPairPanel) {
-    const std::uint32_t* panel = pairs + (begin + c) * depth;
-    const auto tile = [&]<int kRows>(int h) {
-      AccumulateTile<kRows>(weights + h, padded_heads, panel, depth,
-                            rescale == nullptr ? nullptr : rescale + h, acc + h * width + c, width);
-    };
-    int h = 0;
-    for (; h + Tiles::kPairRows <= heads; h += Tiles::kPairRows) {
-      tile.template operator()<Tiles::kPairRows>(h);
-    }
-    for (; h + 2 <= heads; h += 2) tile.template operator()<2>(h);
-    if (h < heads) tile.template operator()<1>(h);
-  }
-}
-
 // ------------------------------------------------------------------------------ softmax
-
-// Packs two rows of FP32 weights (lanes are heads) into words of two keys; null is a row of zeros.
-void PackWeights(const float* first, const float* second, int padded_heads, std::uint32_t* words) {
-  for (int h = 0; h < padded_heads; h += kLanes) {
-    const Floats low = hn::Load(kFloat, first + h);
-    const Floats high = second == nullptr ? hn::Zero(kFloat) : hn::Load(kFloat, second + h);
-    hn::Store(RoundToPairs(low, high), kWord, words + h);
-  }
-}
-
-// Packs the weights [count, padded H] of a block.
-void PackBlockWeights(const float* rows, int count, int padded_heads, std::uint32_t* words) {
-  for (int k = 0; 2 * k < count; ++k) {
-    const float* first = rows + 2 * k * padded_heads;
-    PackWeights(first, 2 * k + 1 < count ? first + padded_heads : nullptr, padded_heads,
-                words + k * padded_heads);
-  }
-}
 
 // One block of the running softmax. logits [count, padded H]: raw dots in, P relative to the new
 // maximum out. Updates maximum and sum, sets rescale = exp(old maximum - new maximum).
@@ -352,16 +102,6 @@ struct ForwardScratch {
   }
 };
 
-// One row in the kernels' channel order, times factor, to BF16 in order.
-void StoreBf16(const float* row, float factor, int channels, std::uint16_t* to) {
-  const Floats by = hn::Set(kFloat, factor);
-  for (int c = 0; c < channels; c += 2 * kLanes) {
-    const Floats even = hn::Mul(by, hn::Load(kFloat, row + c));
-    const Floats odd = hn::Mul(by, hn::Load(kFloat, row + c + kLanes));
-    hn::StoreU(RoundToPairs(even, odd), kWord, reinterpret_cast<std::uint32_t*>(to + c));
-  }
-}
-
 void FinishForward(const Sizes& sizes, const ForwardRow& row, const ForwardScratch& s) {
   const int padded = PaddedHeads(sizes);
   // 1 / (sum + exp(sink - maximum)) into rescale; lse into sum.
@@ -400,7 +140,7 @@ void ForwardRowKernel(const Sizes& sizes, const ForwardRow& row, void* scratch) 
   for (int first = 0; first < row.key_count; first += kBlockKeys) {
     const int left = row.key_count - first;
     const int count = left < kBlockKeys ? left : kBlockKeys;
-    GatherKeys(row, first, count, sizes.head_dim, s.keys);
+    GatherKeys(row.kv, row.kv_row_stride, row.keys + first, count, sizes.head_dim, s.keys);
     Scores(s.q_words, padded, s.keys, sizes.head_dim, count, sizes.head_dim, s.logits);
     SoftmaxBlock(sizes, padded, count, s.logits, s.maximum, s.sum, s.rescale);
     const int depth = (count + 1) / 2;
@@ -473,12 +213,10 @@ float GradDotOut(const std::uint16_t* grad_out, const std::uint16_t* out) {
 // Lanes behind the last head become zero. Adds to p_sum and p_dp_sum.
 void WeightsBlock(const Sizes& sizes, int padded_heads, int count, const BackwardScratch& s,
                   std::uint16_t* p_rows, std::uint16_t* ds_rows) {
-  const hn::Rebind<std::uint16_t, FloatTag> half_word;
   const Floats scale = hn::Set(kFloat, sizes.softmax_scale);
   const int even = even_heads(sizes.heads);
   for (int h = 0; h < padded_heads; h += kLanes) {
     const int heads = sizes.heads - h < kLanes ? sizes.heads - h : kLanes;
-    const int stored = even - h < kLanes ? even - h : kLanes;
     const auto real = hn::FirstN(kFloat, static_cast<std::size_t>(heads));
     const Floats lse = hn::Load(kFloat, s.lse + h);
     const Floats d = hn::Load(kFloat, s.grad_dot_out + h);
@@ -495,20 +233,8 @@ void WeightsBlock(const Sizes& sizes, int padded_heads, int count, const Backwar
       p_dp_sum = hn::MulAdd(p, dp, p_dp_sum);
       hn::Store(p, kFloat, logit_at);
       hn::Store(ds, kFloat, dp_at);
-      const auto p_half = hn::TruncateTo(half_word, RoundToBf16(p));
-      const auto ds_half = hn::TruncateTo(half_word, RoundToBf16(ds));
-      if (stored == kLanes) {
-        hn::StoreU(p_half, half_word, p_rows + j * even + h);
-        hn::StoreU(ds_half, half_word, ds_rows + j * even + h);
-        continue;
-      }
-      std::uint16_t p_tail[kLanes], ds_tail[kLanes];
-      hn::StoreU(p_half, half_word, p_tail);
-      hn::StoreU(ds_half, half_word, ds_tail);
-      for (int lane = 0; lane < stored; ++lane) {
-        p_rows[j * even + h + lane] = p_tail[lane];
-        ds_rows[j * even + h + lane] = ds_tail[lane];
-      }
+      StoreLowHalves(RoundToBf16(p), even - h, p_rows + j * even + h);
+      StoreLowHalves(RoundToBf16(ds), even - h, ds_rows + j * even + h);
     }
     hn::Store(p_sum, kFloat, s.p_sum + h);
     hn::Store(p_dp_sum, kFloat, s.p_dp_sum + h);
@@ -592,7 +318,7 @@ void BackwardRowKernel(const Sizes& sizes, const BackwardRow& row, void* scratch
   for (int first = 0; first < row.key_count; first += kBlockKeys) {
     const int left = row.key_count - first;
     const int count = left < kBlockKeys ? left : kBlockKeys;
-    GatherKeys(row, first, count, sizes.head_dim, s.keys);
+    GatherKeys(row.kv, row.kv_row_stride, row.keys + first, count, sizes.head_dim, s.keys);
     Scores(s.q_words, padded, s.keys, sizes.head_dim, count, sizes.head_dim, s.logits);
     Scores(s.grad_out_words, padded, s.keys, sizes.head_dim, count, kValueDim, s.dp);
     WeightsBlock(sizes, padded, count, s, row.p + first * even, row.ds + first * even);
@@ -622,66 +348,15 @@ std::size_t BackwardScratchBytes(const Sizes& sizes) {
 
 // ------------------------------------------------------------------------------ grad_kv
 
-constexpr int kSlotBlock = 8 * Tiles::kPairRows;  // slots whose weights are gathered at once
-constexpr int kMaxHeadPairs = 64;
-
 std::size_t PairsWords(const Sizes& sizes, std::int32_t channels) {
   return static_cast<std::size_t>(even_heads(sizes.heads) / 2) * static_cast<std::size_t>(channels);
 }
 
-struct SlotWeights {
-  std::uint32_t p[kSlotBlock][kMaxHeadPairs];
-  std::uint32_t ds[kSlotBlock][kMaxHeadPairs];
-};
-
-// Adds one panel of dS^T q + P^T grad_out to the accumulator rows of kRows slots, one after the
-// other: a key that stands in two slots is added to twice.
-template <int kRows>
-void AccumulateSlots(const Sizes& sizes, const AccumulateRow& row, const SlotWeights& weights,
-                     int block, int first, int panel, float* accumulators) {
-  const int depth = even_heads(sizes.heads) / 2;
-  Floats sum[kRows][Tiles::kPairVectors];
-  for (int m = 0; m < kRows; ++m) {
-    for (int v = 0; v < Tiles::kPairVectors; ++v) sum[m][v] = hn::Zero(kFloat);
-  }
-  const int offset = panel * depth * kPairPanel;
-  PairTile<kRows>(weights.ds[first], kMaxHeadPairs, 1, row.q_pairs + offset, depth, sum);
-  if (panel * kPairPanel < kValueDim) {
-    PairTile<kRows>(weights.p[first], kMaxHeadPairs, 1, row.grad_out_pairs + offset, depth, sum);
-  }
-  for (int m = 0; m < kRows; ++m) {
-    const std::int64_t key = row.keys[row.slots[block + first + m]];
-    float* to = accumulators + key * sizes.head_dim + panel * kPairPanel;
-    for (int v = 0; v < Tiles::kPairVectors; ++v) {
-      hn::Store(hn::Add(hn::Load(kFloat, to + v * kLanes), sum[m][v]), kFloat, to + v * kLanes);
-    }
-  }
-}
-
 void AccumulateGradKv(const Sizes& sizes, const AccumulateRow& row, float* accumulators) {
-  const int even = even_heads(sizes.heads);
-  SlotWeights weights;
-  for (int block = 0; block < row.slot_count; block += kSlotBlock) {
-    const int left = row.slot_count - block;
-    const int count = left < kSlotBlock ? left : kSlotBlock;
-    for (int m = 0; m < count; ++m) {
-      const std::int64_t at = static_cast<std::int64_t>(row.slots[block + m]) * even;
-      const std::size_t bytes = static_cast<std::size_t>(even) * sizeof(std::uint16_t);
-      __builtin_memcpy(weights.p[m], row.p + at, bytes);
-      __builtin_memcpy(weights.ds[m], row.ds + at, bytes);
-    }
-    for (int panel = 0; panel < sizes.head_dim / kPairPanel; ++panel) {
-      const auto slots = [&]<int kRows>(int first) {
-        AccumulateSlots<kRows>(sizes, row, weights, block, first, panel, accumulators);
-      };
-      int m = 0;
-      for (; m + Tiles::kPairRows <= count; m += Tiles::kPairRows) {
-        slots.template operator()<Tiles::kPairRows>(m);
-      }
-      for (; m + 2 <= count; m += 2) slots.template operator()<2>(m);
-      if (m < count) slots.template operator()<1>(m);
-    }
-  }
+  const SlotProduct products[] = {{row.ds, row.q_pairs, sizes.head_dim},
+                                  {row.p, row.grad_out_pairs, kValueDim}};
+  AccumulateSlots(products, sizes.heads, {row.keys, row.slots, row.slot_count}, sizes.head_dim,
+                  accumulators);
 }
 
 void StoreGradKvBf16(const Sizes& sizes, const float* row, std::uint16_t* grad_kv_row) {
@@ -689,11 +364,7 @@ void StoreGradKvBf16(const Sizes& sizes, const float* row, std::uint16_t* grad_k
 }
 
 void StoreGradKvF32(const Sizes& sizes, const float* row, float* grad_kv_row) {
-  for (int c = 0; c < sizes.head_dim; c += 2 * kLanes) {
-    const Floats even = hn::Load(kFloat, row + c);
-    const Floats odd = hn::Load(kFloat, row + c + kLanes);
-    hn::StoreInterleaved2(even, odd, kFloat, grad_kv_row + c);
-  }
+  StoreF32(row, sizes.head_dim, grad_kv_row);
 }
 
 // ------------------------------------------------------------------------------ plain product

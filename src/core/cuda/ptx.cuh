@@ -73,6 +73,22 @@ __device__ __forceinline__ void named_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// Meets like named_sync and says whether `predicate` holds for any of the threads.
+__device__ __forceinline__ bool named_any(int id, int threads, bool predicate) {
+  int any;
+  asm volatile(
+      "{\n"
+      ".reg .pred mine, all;\n"
+      "setp.ne.b32 mine, %3, 0;\n"
+      "bar.red.or.pred all, %1, %2, mine;\n"
+      "selp.b32 %0, 1, 0, all;\n"
+      "}\n"
+      : "=r"(any)
+      : "r"(id), "r"(threads), "r"(static_cast<int>(predicate))
+      : "memory");
+  return any != 0;
+}
+
 // ------------------------------------------------------------------------------ proxies, copies
 
 // Orders this thread's ordinary shared-memory accesses before later ones of the async proxy (wgmma,
@@ -163,6 +179,28 @@ __device__ __forceinline__ void stmatrix_x4(uint32_t to, uint32_t a, uint32_t b,
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a),
                "r"(b), "r"(c), "r"(d)
                : "memory");
+}
+
+// The same of 8 x 8 matrices that are stored transposed.
+__device__ __forceinline__ void stmatrix_x4_transposed(uint32_t to, uint32_t a, uint32_t b,
+                                                       uint32_t c, uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+               "r"(a), "r"(b), "r"(c), "r"(d)
+               : "memory");
+}
+
+__device__ __forceinline__ void stmatrix_x2_transposed(uint32_t to, uint32_t a, uint32_t b) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(to), "r"(a),
+               "r"(b)
+               : "memory");
+}
+
+// The transpose of an 8 x 8 matrix of 16-bit numbers that lies in a warp's registers, row lane / 4,
+// columns 2 (lane % 4) + {0, 1}.
+__device__ __forceinline__ uint32_t transpose_8x8(uint32_t pair) {
+  uint32_t transposed;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
+  return transposed;
 }
 
 __device__ __forceinline__ void ldmatrix_x4(uint32_t from, uint32_t& a, uint32_t& b, uint32_t& c,

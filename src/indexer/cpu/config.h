@@ -12,4 +12,8 @@ struct Config {
   static constexpr int kPanelKeys = kKeyVectors * kLanes;
 };
 
+// Keys per block of the backward. At H_index = 64 a block's copied keys, its packed pairs, its dots
+// and the row's sums take 170 KB of second-level cache.
+inline constexpr int kBlockKeys = 144;
+
 }  // namespace flashdsa::indexer::cpu

@@ -1,4 +1,4 @@
-// Indexer scores on the CPU, compiled once per instruction set.
+// Indexer scores on the CPU, compiled once per instruction set; backward-inl.h has their gradient.
 //
 //   score[t,s] = sum_h w[t,h] * max(0, dot(q[t,h,:], k[s,:]))
 //
@@ -14,6 +14,7 @@
 #include "indexer/cpu/kernels.h"
 
 #include "core/simd/bf16-inl.h"
+#include "indexer/cpu/backward-inl.h"
 #include "indexer/cpu/config.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -26,7 +27,6 @@ using namespace simd::FLASHDSA_SIMD;  // the vector layer of this instruction se
 
 using Tiles = Config<kLanes>;
 constexpr int kPanelKeys = Tiles::kPanelKeys;
-constexpr int kDim = 128;
 constexpr int kWords = kDim / 2;
 
 // 0 in the sets that keep subnormals anyway.
@@ -132,8 +132,10 @@ std::int32_t AppendAbove(const float* scores, std::int32_t count, float threshol
 }  // namespace
 
 const Kernels& kernels() {
-  static constexpr Kernels kKernels = {kPanelKeys, LeastMagnitudeIfFlushed, PackKeys, ScorePanel,
-                                       AppendAbove};
+  static constexpr Kernels kKernels = {
+      kPanelKeys,           LeastMagnitudeIfFlushed, PackKeys,    ScorePanel,
+      AppendAbove,          BackwardScratchBytes,    PairsWords,  BackwardRowKernel,
+      AccumulateGradIndexK, StoreRowsBf16,           StoreRowsF32};
   return kKernels;
 }
 

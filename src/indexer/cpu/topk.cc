@@ -12,10 +12,9 @@
 #include "core/parallel.h"
 #include "core/progress.h"
 #include "core/scratch.h"
-#include "core/simd/target.h"
 #include "indexer/backends.h"
-#include "indexer/cpu/kernels.h"
 #include "indexer/cpu/row_selection.h"
+#include "indexer/cpu/select_kernels.h"
 
 namespace flashdsa::indexer::cpu {
 namespace {
@@ -23,21 +22,6 @@ namespace {
 constexpr std::int64_t kTargetBlockKeys = 960;
 constexpr std::int64_t kMaxBlockRows = 64;  // packing a panel costs 2 % of scoring it 64 times
 constexpr std::int64_t kMinBlockRows = 8;
-
-const Kernels& select_kernels(const Runtime& runtime) {
-  switch (core::simd::choose(runtime.simd)) {
-#if defined(__x86_64__)
-    case SimdTarget::kAvx512Bf16:
-      return avx512bf16::kernels();
-    case SimdTarget::kAvx512:
-      return avx512::kernels();
-    case SimdTarget::kAvx2:
-      return avx2::kernels();
-#endif
-    default:
-      return baseline::kernels();
-  }
-}
 
 struct KeyRange {
   std::int64_t begin = 0;
@@ -172,15 +156,7 @@ class Selector {
         Query{q, weights, static_cast<std::int32_t>(heads), kernels_.least_magnitude(q, numbers)},
         RowSelection(static_cast<std::int32_t>(params_.topk), s.kept_scores + i * capacity_,
                      s.kept_keys + i * capacity_, s.ranks)};
-    const std::int64_t at = t * params_.head_weights_row_stride;
-    if (params_.weights_dtype == DType::kFloat32) {
-      std::copy_n(static_cast<const float*>(params_.head_weights) + at, heads, weights);
-    } else {
-      const auto* bits = static_cast<const std::uint16_t*>(params_.head_weights) + at;
-      std::transform(bits, bits + heads, weights, [](std::uint16_t value) {
-        return static_cast<float>(BFloat16::from_bits(value));
-      });
-    }
+    read_weights(params_, t, weights);
   }
 
   // Scores the block's keys for every active row that sees some of them, then selects.
@@ -247,7 +223,7 @@ class Selector {
 
 }  // namespace
 
-std::string refusal(const TopkParams& params) {
+std::string refusal(const CommonParams& params) {
   if (params.device.kind != DeviceKind::kCpu) return "the tensors are not on the host";
   if (params.real != DType::kBFloat16) return "takes bfloat16 only";
   return "";

@@ -10,30 +10,10 @@
 #include "core/parallel.h"
 #include "core/progress.h"
 #include "indexer/backends.h"
+#include "indexer/reference/rows.h"
 
 namespace flashdsa::indexer::reference {
 namespace {
-
-double read(const void* data, DType dtype, std::int64_t i) {
-  switch (dtype) {
-    case DType::kBFloat16:
-      return static_cast<float>(static_cast<const BFloat16*>(data)[i]);
-    case DType::kFloat32:
-      return static_cast<const float*>(data)[i];
-    default:
-      return static_cast<const double*>(data)[i];
-  }
-}
-
-// Eight partial sums let the compiler use vectors.
-double dot(const double* a, const double* b) {
-  constexpr std::int64_t kSums = 8;
-  double sums[kSums] = {};
-  for (std::int64_t c = 0; c < kIndexDim; c += kSums) {
-    for (std::int64_t i = 0; i < kSums; ++i) sums[i] += a[c + i] * b[c + i];
-  }
-  return std::accumulate(sums, sums + kSums, 0.0);
-}
 
 // The keys that row t sees; those outside the storage are not seen.
 struct Range {
@@ -52,37 +32,22 @@ Range visible_keys(const TopkParams& p, std::int64_t t) {
 // nothing.
 struct Workspace {
   Workspace(const TopkParams& p, std::int64_t most_keys)
-      : q(static_cast<std::size_t>(p.index_heads * kIndexDim)),
-        weights(static_cast<std::size_t>(p.index_heads)),
+      : query(p),
         scores(static_cast<std::size_t>(most_keys)),
         order(static_cast<std::size_t>(most_keys)) {}
 
-  std::vector<double> q;            // [H_index, 128]
-  std::vector<double> weights;      // [H_index]
+  Query query;
   std::vector<double> scores;       // of the visible keys
   std::vector<std::int64_t> order;  // their offsets from the first, best first
 };
 
-void load_row(const TopkParams& p, std::int64_t t, Workspace& work) {
-  auto q = work.q.begin();
-  for (std::int64_t h = 0; h < p.index_heads; ++h) {
-    const std::int64_t from = t * p.index_q_row_stride + h * p.index_q_head_stride;
-    for (std::int64_t c = 0; c < kIndexDim; ++c) *q++ = read(p.index_q, p.real, from + c);
-    work.weights[static_cast<std::size_t>(h)] =
-        read(p.head_weights, p.weights_dtype, t * p.head_weights_row_stride + h);
-  }
-}
-
-// sum_h w * max(0, q . k) of the row that was loaded and one key; max(0, NaN) is NaN.
-double score(const TopkParams& p, std::int64_t key, const Workspace& work) {
-  double k[kIndexDim];
-  for (std::int64_t c = 0; c < kIndexDim; ++c) {
-    k[c] = read(p.index_k, p.real, key * p.index_k_row_stride + c);
-  }
+// sum_h w * max(0, q . k) of the row that was read and one key; max(0, NaN) is NaN.
+double score(const TopkParams& p, std::int64_t key, const Query& query) {
+  const Key k = read_key(p, key);
   double sum = 0;
   for (std::int64_t h = 0; h < p.index_heads; ++h) {
-    const double product = dot(work.q.data() + h * kIndexDim, k);
-    sum += work.weights[static_cast<std::size_t>(h)] * (product < 0 ? 0 : product);
+    const double product = query.dot(h, k);
+    sum += query.weights[static_cast<std::size_t>(h)] * (product < 0 ? 0 : product);
   }
   return sum;
 }
@@ -102,9 +67,9 @@ void select_row(const TopkParams& p, std::int64_t t, Workspace& work) {
   const auto order = work.order.begin();
   std::iota(order, order + visible, 0);
   if (visible > p.topk || p.topk_scores != nullptr) {
-    load_row(p, t, work);
+    work.query.read_row(p, t);
     for (std::int64_t i = 0; i < visible; ++i) {
-      work.scores[static_cast<std::size_t>(i)] = score(p, keys.begin + i, work);
+      work.scores[static_cast<std::size_t>(i)] = score(p, keys.begin + i, work.query);
     }
     std::sort(order, order + visible, [&](std::int64_t a, std::int64_t b) {
       return ranks_before(work.scores[static_cast<std::size_t>(a)], a,
@@ -131,7 +96,7 @@ void select_row(const TopkParams& p, std::int64_t t, Workspace& work) {
 
 }  // namespace
 
-std::string refusal(const TopkParams& params) {
+std::string refusal(const CommonParams& params) {
   return params.device.kind == DeviceKind::kCpu ? "" : "the tensors are not on the host";
 }
 
