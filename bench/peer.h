@@ -8,8 +8,10 @@
  *
  * All pointers are memory of the current CUDA device, contiguous, and stay valid until the stream
  * has done the work. A function queues its work on `stream`, does not wait, and returns 0, or
- * another number where it cannot do the problem; bench then leaves its columns empty. It may keep
- * memory between calls, but nothing that was computed from the contents of the arguments. */
+ * another number where it cannot do the problem; bench then leaves its columns empty. A forward
+ * that refuses a number of heads that is no multiple of 64 is asked again with heads of zeros that
+ * fill it up, and its time is that of padding, call and cutting the results. It may keep memory
+ * between calls, but nothing that was computed from the contents of the arguments. */
 
 #include <stdint.h>
 

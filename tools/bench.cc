@@ -46,11 +46,13 @@ struct BenchArgs {
   std::string preset = "glm5.2";
   std::int64_t rows = kNotGiven;
   std::int64_t t_q = 0, t_k = 0;
-  std::int64_t heads = 0, index_heads = 0, topk = 0, head_dim = 0;  // 0: the preset's
+  std::vector<std::string> heads;                        // empty: the preset's
+  std::int64_t index_heads = 0, topk = 0, head_dim = 0;  // 0: the preset's
   std::int64_t seed = 1;
   TimingOptions timing;
   std::vector<std::string> regimes = {"warm"};
   std::string l2 = "warm";
+  std::vector<std::string> plans = {"none"};
   std::string peer_library;
   std::vector<std::string> threads;
   std::string backend = "auto", simd = "auto";
@@ -59,14 +61,30 @@ struct BenchArgs {
   bool explicit_operations = false;
 };
 
-ModelShape shape_of(const BenchArgs& args) {
+// Numbers of an option's list, each in low..high.
+std::vector<std::int64_t> numbers_of(const char* option, const std::vector<std::string>& texts,
+                                     std::int64_t low, std::int64_t high) {
+  std::vector<std::int64_t> numbers;
+  for (const std::string& text : texts) {
+    const auto number = parse_integer(text);
+    if (!number || *number < low || *number > high) {
+      throw Error(ErrorCode::kValue, fmt::format("bench: {} must be numbers in {}..{}, got '{}'",
+                                                 option, low, high, text));
+    }
+    numbers.push_back(*number);
+  }
+  return numbers;
+}
+
+// The shapes whose rows are wanted: the preset's sizes as far as no option says otherwise, once for
+// each number of heads.
+std::vector<ModelShape> shapes_of(const BenchArgs& args) {
   const auto names = preset_names();
   if (std::find(names.begin(), names.end(), args.preset) == names.end()) {
     throw Error(ErrorCode::kValue, fmt::format("bench: --preset must be one of {}, got '{}'",
                                                fmt::join(names, ", "), args.preset));
   }
   ModelShape shape = preset(args.preset);
-  if (args.heads > 0) shape.heads = args.heads;
   if (args.index_heads > 0) shape.index_heads = args.index_heads;
   if (args.topk > 0) shape.topk = args.topk;
   if (args.head_dim > 0) shape.head_dim = args.head_dim;
@@ -74,7 +92,13 @@ ModelShape shape_of(const BenchArgs& args) {
     throw Error(ErrorCode::kValue,
                 fmt::format("bench: --head-dim must be 512 or 576, got {}", shape.head_dim));
   }
-  return shape;
+  std::vector<ModelShape> shapes;
+  for (const std::int64_t heads : numbers_of("--heads", args.heads, 1, 128)) {
+    shapes.push_back(shape);
+    shapes.back().heads = heads;
+  }
+  if (shapes.empty()) shapes.push_back(shape);
+  return shapes;
 }
 
 // "glm5.2-32k": the model and T_k, in thousands where it is a multiple of 1024.
@@ -86,13 +110,8 @@ std::string shape_name(const ModelShape& shape, std::int64_t t_k) {
 std::vector<int> thread_counts(const BenchArgs& args) {
   if (args.threads.empty()) return {hardware_threads()};
   std::vector<int> counts;
-  for (const std::string& text : args.threads) {
-    const auto count = parse_integer(text);
-    if (!count || *count < 1 || *count > 1024) {
-      throw Error(ErrorCode::kValue,
-                  fmt::format("bench: --threads must be numbers in 1..1024, got '{}'", text));
-    }
-    counts.push_back(static_cast<int>(*count));
+  for (const std::int64_t count : numbers_of("--threads", args.threads, 1, 1024)) {
+    counts.push_back(static_cast<int>(count));
   }
   std::sort(counts.begin(), counts.end());
   counts.erase(std::unique(counts.begin(), counts.end()), counts.end());
@@ -122,8 +141,8 @@ class Bench {
     }
   }
 
-  void run_workload(const std::string& name) {
-    PlacedWorkload workload{make_workload(request(name)), placement_, {}};
+  void run_workload(const std::string& name, const ModelShape& shape) {
+    PlacedWorkload workload{make_workload(request(name, shape)), placement_, {}};
     workload.placed = placement_.place_all(workload.host);
     for (const std::string& op : args_.operations) {
       const std::string reason = refusal(op, workload.host);
@@ -131,10 +150,12 @@ class Bench {
         left_out_.push_back(reason);
         continue;
       }
-      const Operation operation = make_operation(op, workload, {}, runtime_);
       const std::optional<Operation> peer = peer_operation(op, workload);
-      for (const int threads : counts_) {
-        run_operation(op, operation, peer, workload.host, threads);
+      for (const PlanUse plan : plans_of(op)) {
+        const Operation operation = make_operation(op, workload, {}, plan, runtime_);
+        for (const int threads : counts_) {
+          run_operation(op, plan, operation, peer, workload.host, threads);
+        }
       }
     }
   }
@@ -157,13 +178,20 @@ class Bench {
   const std::vector<std::string>& left_out() const { return left_out_; }
 
  private:
-  WorkloadRequest request(const std::string& name) const {
+  std::vector<PlanUse> plans_of(const std::string& op) const {
+    if (!takes_plan(op)) return {PlanUse::kNone};
+    std::vector<PlanUse> plans;
+    for (const std::string& name : args_.plans) plans.push_back(parse_plan_use(name));
+    return plans;
+  }
+
+  WorkloadRequest request(const std::string& name, const ModelShape& shape) const {
     const auto any = [&](bool (*needs)(std::string_view)) {
       return std::any_of(args_.operations.begin(), args_.operations.end(), needs);
     };
     WorkloadRequest request;
     request.name = name;
-    request.shape = shape_of(args_);
+    request.shape = shape;
     request.rows = args_.rows;
     if (request.rows == kNotGiven) request.rows = placement_.on_host() ? kHostRows : 0;
     request.t_q = args_.t_q;
@@ -180,7 +208,7 @@ class Bench {
                                           const PlacedWorkload& workload) const {
     if (!peer_ || !peer_->has(op)) return std::nullopt;
     try {
-      Operation operation = make_operation(op, workload, peer_->calls(), runtime_);
+      Operation operation = make_operation(op, workload, peer_->calls(), PlanUse::kNone, runtime_);
       operation.run(runtime_);
       return operation;
     } catch (const Error& error) {
@@ -196,7 +224,7 @@ class Bench {
   }
 
   // The checks come first: they judge untimed calls that also warm caches and pages.
-  void run_operation(const std::string& op, const Operation& operation,
+  void run_operation(const std::string& op, PlanUse plan, const Operation& operation,
                      const std::optional<Operation>& peer, const Workload& workload, int threads) {
     Usage usage;
     Runtime runtime = runtime_;
@@ -204,6 +232,7 @@ class Bench {
     runtime.usage = &usage;
     operation.run(runtime);
     BenchRecord record = describe(op, operation, workload, threads);
+    record.plan = plan_use_name(plan);
     record.error = operation.check();
     if (peer) record.peer = PeerRecord{peer_->name(), 0, peer->check()};
     for (const Regime regime : regimes()) {
@@ -239,6 +268,7 @@ class Bench {
     record.flop = operation.flop;
     record.bytes = operation.bytes;
     record.overlap = operation.overlap;
+    record.plan_bytes = operation.plan_bytes;
     return record;
   }
 
@@ -247,14 +277,23 @@ class Bench {
                 const TimingOptions& timing) const {
     std::vector<std::function<void()>> calls = {[&] { operation.run(runtime); }};
     if (peer) calls.emplace_back([&] { peer->run(runtime); });
-    const auto seconds = placement_.on_host()
-                             ? std::vector<std::vector<double>>{time_on_host(calls.front(), timing)}
-                             : time_on_device(calls, placement_, timing);
+    const auto seconds = times_of(calls, timing);
     record.samples = static_cast<std::int64_t>(seconds.front().size());
     record.median_ms = 1e3 * quantile(seconds.front(), 0.5);
     record.p10_ms = 1e3 * quantile(seconds.front(), 0.1);
     record.p90_ms = 1e3 * quantile(seconds.front(), 0.9);
     if (peer) record.peer->median_ms = 1e3 * quantile(seconds.back(), 0.5);
+    if (operation.build_plan) {
+      const auto building = times_of({[&] { operation.build_plan(runtime); }}, timing);
+      record.plan_ms = 1e3 * quantile(building.front(), 0.5);
+    }
+  }
+
+  // Seconds of each call, which take turns; on the host there is one.
+  std::vector<std::vector<double>> times_of(const std::vector<std::function<void()>>& calls,
+                                            const TimingOptions& timing) const {
+    if (!placement_.on_host()) return time_on_device(calls, placement_, timing);
+    return {time_on_host(calls.front(), timing)};
   }
 
   const BenchArgs& args_;
@@ -294,8 +333,9 @@ void check_options(const BenchArgs& args) {
                                                  fmt::join(known, ", "), op));
     }
   }
-  shape_of(args);
+  shapes_of(args);
   for (const std::string& regime : args.regimes) parse_regime(regime);
+  for (const std::string& plan : args.plans) parse_plan_use(plan);
   if (args.l2 != "warm" && args.l2 != "flushed") {
     throw Error(ErrorCode::kValue,
                 fmt::format("bench: --l2 must be warm or flushed, got '{}'", args.l2));
@@ -326,7 +366,9 @@ void execute(BenchArgs& args, const std::string& command_line, int& exit_code) {
   Bench bench(args, runtime, placement);
   bench.find_peaks(context);
   print_header(context, bench);
-  for (const std::string& name : args.workloads) bench.run_workload(name);
+  for (const std::string& name : args.workloads) {
+    for (const ModelShape& shape : shapes_of(args)) bench.run_workload(name, shape);
+  }
   if (bench.records().empty()) {
     throw Error(ErrorCode::kValue, fmt::format("bench: --op must name an operation that a workload "
                                                "has, got none: {}",
@@ -351,7 +393,8 @@ void add_work_options(CLI::App& command, BenchArgs& args) {
     return command.add_option(name, target, help)->delimiter(',')->type_name("NAME,...");
   };
   list("--op", args.operations,
-       "Operations: metadata, topk, compact, forward, backward, step; default: all but step")
+       "Operations: metadata, topk, compact, plan, forward, backward, step; default: all but plan "
+       "and step")
       ->each([&args](const std::string&) { args.explicit_operations = true; });
   list("--workload", args.workloads, "Workloads by name; default random,drift90,sft4k");
   command.add_option("--text", args.texts, "Text files of workload text")->type_name("FILE");
@@ -361,7 +404,9 @@ void add_work_options(CLI::App& command, BenchArgs& args) {
   add_integer_option(command, "--t-k", args.t_k, 1, kMaxRows, "T_k of workload custom");
   command.add_option("--preset", args.preset, "Model whose sizes are used; default glm5.2")
       ->type_name("NAME");
-  add_integer_option(command, "--heads", args.heads, 1, 128, "H, attention heads");
+  command.add_option("--heads", args.heads, "H, attention heads, 1..128, each timed")
+      ->delimiter(',')
+      ->type_name("N,...");
   add_integer_option(command, "--index-heads", args.index_heads, 1, 64, "H_index, indexer heads");
   add_integer_option(command, "--topk", args.topk, 1, 2048, "K, selection width");
   add_integer_option(command, "--head-dim", args.head_dim, 512, 576, "D, 576 or 512");
@@ -389,6 +434,12 @@ void add_run_options(CLI::App& command, BenchArgs& args) {
       .add_option("--l2", args.l2,
                   "On a GPU: warm, or flushed before every timed call; default warm")
       ->type_name("NAME");
+  command
+      .add_option("--plan", args.plans,
+                  "What forward knows of the selection, each timed: none, reused (a plan built "
+                  "once), built (by every call); default none")
+      ->delimiter(',')
+      ->type_name("NAME,...");
   command
       .add_option("--peer-library", args.peer_library,
                   "On a GPU: shared library (bench/peer.h) whose calls take turns with ours")

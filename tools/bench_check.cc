@@ -6,9 +6,11 @@
 #include <cmath>
 #include <limits>
 #include <set>
+#include <span>
 #include <vector>
 
 #include "flashdsa/attention.h"
+#include "selection/plan_format.h"
 #include "tools/parallel.h"
 #include "tools/synth_random.h"
 #include "tools/verify.h"
@@ -288,6 +290,26 @@ Figure check_choice(const Workload& workload, const Tensor& topk_indices, std::i
   return {"selection", distance, 2 * score_slack(score_row)};
 }
 
+// The keys of row r of a plan's item. Those of slots are `row` itself.
+void keys_of_plan(const selection::PlanView& plan, const selection::PlanItem& item, std::int32_t r,
+                  std::span<const std::int32_t> row, std::vector<std::int32_t>& keys) {
+  const std::int64_t t = item.first_row;
+  keys.clear();
+  if (item.kind == selection::ItemKind::kSlots) {
+    keys.assign(row.begin(), row.begin() + std::min<std::ptrdiff_t>(item.keys, std::ssize(row)));
+  } else if (item.kind == selection::ItemKind::kRange) {
+    for (std::int32_t i = 0; i < plan.row_keys[t + r]; ++i) {
+      keys.push_back(plan.row_first[t + r] + i);
+    }
+  } else {
+    const std::int32_t* list = plan.lists + t * plan.topk;
+    const std::uint32_t* masks = plan.masks + t * plan.group * ((plan.topk + 31) / 32);
+    for (std::int32_t i = 0; i < item.keys; ++i) {
+      if ((masks[i / 32 * item.rows + r] >> (i % 32) & 1) != 0) keys.push_back(list[i]);
+    }
+  }
+}
+
 }  // namespace
 
 std::string Figure::text() const {
@@ -390,6 +412,29 @@ Figure check_compact(const Workload& workload, const Tensor& indices, const Tens
     wrong += right ? 0 : 1;
   }
   return {"differing rows", wrong, 0};
+}
+
+Figure check_plan(const Workload& workload, const SelectionPlan& plan) {
+  const selection::PlanView view =
+      selection::plan_view(plan.storage.view().data, {plan.query_rows, plan.topk, plan.group});
+  const auto rows = static_cast<std::size_t>(workload.t_q);
+  const auto topk = static_cast<std::size_t>(workload.shape.topk);
+  const auto row_of = [&](std::size_t t) {
+    return workload.topk_indices->span<std::int32_t>().subspan(
+        t * topk, static_cast<std::size_t>(workload.topk_length->span<std::int32_t>()[t]));
+  };
+  std::size_t right = 0, next = 0;
+  std::vector<std::int32_t> keys;
+  for (std::int32_t i = 0; i < *view.item_count && next < rows; ++i) {
+    const selection::PlanItem& item = view.items[i];
+    if (static_cast<std::size_t>(item.first_row) != next) break;  // no row may be left out
+    for (std::int32_t r = 0; r < item.rows; ++r) {
+      keys_of_plan(view, item, r, row_of(next), keys);
+      if (std::ranges::equal(keys, row_of(next))) ++right;
+      ++next;
+    }
+  }
+  return {"differing rows", static_cast<double>(rows - right), 0};
 }
 
 }  // namespace flashdsa::tools

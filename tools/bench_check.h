@@ -3,6 +3,7 @@
 #include <string>
 
 #include "flashdsa/metadata.h"
+#include "flashdsa/selection.h"
 #include "flashdsa/tensor_view.h"
 #include "tools/workloads.h"
 
@@ -65,5 +66,8 @@ Figure check_metadata(const Workload& workload, const PackedMetadata& metadata);
 /// Rows that differ from the sorted valid slots of `indices` int32 [T, K].
 Figure check_compact(const Workload& workload, const Tensor& indices, const Tensor& sorted,
                      const Tensor& lengths);
+
+/// Rows of a plan on the host whose keys are not those that the workload's selection has.
+Figure check_plan(const Workload& workload, const SelectionPlan& plan);
 
 }  // namespace flashdsa::tools

@@ -18,8 +18,9 @@ namespace {
 
 constexpr std::int64_t kValueDim = 512;
 constexpr std::int64_t kIndexDim = 128;
-constexpr std::array<std::string_view, 6> kNames = {"metadata", "topk",     "compact",
+constexpr std::array<std::string_view, 7> kNames = {"metadata", "topk",     "compact", "plan",
                                                     "forward",  "backward", "step"};
+constexpr std::array<std::string_view, 3> kPlanUses = {"none", "reused", "built"};
 
 double bytes_of(std::initializer_list<const Tensor*> tensors) {
   double sum = 0;
@@ -237,6 +238,33 @@ SelectionTensors selection_of(const Workload& workload) {
   return {*workload.topk_indices, *workload.topk_length};
 }
 
+SelectionPlanArgs plan_args(const Workload& workload) {
+  SelectionPlanArgs args;
+  args.topk_indices = *workload.topk_indices;
+  args.topk_length = workload.topk_length->view();
+  args.total_key_tokens = workload.t_k;
+  args.heads = workload.shape.heads;
+  return args;
+}
+
+Operation make_plan(const PlacedWorkload& workload, const Runtime& chosen) {
+  const auto plan = std::make_shared<SelectionPlan>();
+  Operation operation;
+  operation.run = [&workload, plan](const Runtime& runtime) {
+    *plan = build_selection_plan(plan_args(workload.placed), runtime);
+  };
+  operation.check = [&workload, plan] {
+    SelectionPlan there = *plan;
+    there.storage = workload.placement.fetch(plan->storage);
+    return check_plan(workload.host, there);
+  };
+  operation.run(chosen);  // says how large it is
+  operation.plan_bytes = plan->bytes();
+  operation.bytes = bytes_of({&*workload.host.topk_indices, &*workload.host.topk_length});
+  operation.overlap = neighbour_overlap(workload.host, *workload.host.topk_indices);
+  return operation;
+}
+
 // `selection` is the host's, `there` is where the call ran.
 Figure check_forward_there(const PlacedWorkload& workload, const SelectionTensors& selection,
                            const ForwardOutputs& there) {
@@ -250,13 +278,26 @@ Figure check_backward_there(const PlacedWorkload& workload, const SelectionTenso
                         workload.placement.fetch_all(forward), workload.placement.fetch_all(there));
 }
 
-Operation make_forward(const PlacedWorkload& workload, const AttentionCalls& calls,
+Operation make_forward(const PlacedWorkload& workload, const AttentionCalls& calls, PlanUse use,
                        const Runtime& chosen) {
   const SelectionTensors selection = selection_of(workload.placed);
   const ForwardOutputs outputs = allocate_forward(workload.placed, chosen);
   Operation operation;
-  operation.run = [&workload, call = calls.forward, selection, outputs](const Runtime& runtime) {
-    call(forward_args(workload.placed, selection, outputs), runtime);
+  const auto plan = std::make_shared<SelectionPlan>();
+  const auto build = [&workload, plan](const Runtime& runtime) {
+    *plan = build_selection_plan(plan_args(workload.placed), runtime);
+  };
+  if (use != PlanUse::kNone) {
+    build(chosen);
+    operation.plan_bytes = plan->bytes();
+  }
+  if (use == PlanUse::kReused) operation.build_plan = build;
+  operation.run = [&workload, call = calls.forward, selection, outputs, plan, build,
+                   use](const Runtime& runtime) {
+    AttentionForwardArgs args = forward_args(workload.placed, selection, outputs);
+    if (use == PlanUse::kBuilt) build(runtime);
+    if (use != PlanUse::kNone) args.plan = plan.get();
+    call(args, runtime);
   };
   operation.check = [&workload, outputs] {
     return check_forward_there(workload, selection_of(workload.host), outputs);
@@ -323,6 +364,21 @@ Operation make_step(const PlacedWorkload& workload, const Runtime& chosen) {
 
 std::span<const std::string_view> operation_names() { return kNames; }
 
+std::string plan_use_name(PlanUse use) {
+  return std::string(kPlanUses[static_cast<std::size_t>(use)]);
+}
+
+PlanUse parse_plan_use(const std::string& text) {
+  const auto* use = std::find(kPlanUses.begin(), kPlanUses.end(), text);
+  if (use == kPlanUses.end()) {
+    throw Error(ErrorCode::kValue,
+                fmt::format("bench: --plan must be among none, reused, built, got '{}'", text));
+  }
+  return static_cast<PlanUse>(use - kPlanUses.begin());
+}
+
+bool takes_plan(std::string_view operation) { return operation == "forward"; }
+
 bool needs_attention(std::string_view operation) {
   return operation != "metadata" && operation != "topk";
 }
@@ -338,11 +394,12 @@ std::string refusal(std::string_view operation, const Workload& workload) {
 }
 
 Operation make_operation(std::string_view name, const PlacedWorkload& workload,
-                         const AttentionCalls& calls, const Runtime& runtime) {
+                         const AttentionCalls& calls, PlanUse plan, const Runtime& runtime) {
   if (name == "metadata") return make_metadata(workload);
   if (name == "topk") return make_topk(workload, runtime);
   if (name == "compact") return make_compact(workload, runtime);
-  if (name == "forward") return make_forward(workload, calls, runtime);
+  if (name == "plan") return make_plan(workload, runtime);
+  if (name == "forward") return make_forward(workload, calls, plan, runtime);
   if (name == "backward") return make_backward(workload, calls, runtime);
   if (name == "step") return make_step(workload, runtime);
   throw Error(ErrorCode::kInternal,

@@ -5,6 +5,8 @@
 
 #include "bench/peer.h"
 #include "flashdsa/error.h"
+#include "tools/gpu.h"
+#include "tools/placement.h"
 
 namespace flashdsa::tools {
 namespace {
@@ -23,6 +25,39 @@ Call* forward_of(const std::shared_ptr<void>& library) {
 Call* backward_of(const std::shared_ptr<void>& library) {
   return find<Call>(library, "flashdsa_peer_backward");
 }
+
+// A forward call with heads of zeros behind the caller's, which fill up a multiple of 64; its q is
+// padded and its results are cut on every call, as a caller of such a kernel has to.
+class PaddedForward {
+ public:
+  // What the peer's function returned.
+  int queue(Call* forward, flashdsa_peer_attention problem, const AttentionForwardArgs& args,
+            const Runtime& runtime) {
+    allocate(args, runtime);
+    queue_copy_heads(args.q, q_, runtime.stream);
+    problem.heads = q_.view().shape[1];
+    problem.q = q_.view().data;
+    problem.out = out_.view().data;
+    problem.lse = lse_.view().as<float>();
+    const int status = forward(&problem);
+    if (status != 0) return status;
+    queue_copy_heads(out_, args.out, runtime.stream);
+    queue_copy_heads(lse_, args.lse, runtime.stream);
+    return 0;
+  }
+
+ private:
+  // A caller has such memory from an allocator that keeps it, so it is taken once.
+  void allocate(const AttentionForwardArgs& args, const Runtime& runtime) {
+    if (q_.view().rank != 0) return;
+    const std::int64_t t_q = args.q.shape[0], heads = (args.q.shape[1] + 63) / 64 * 64;
+    q_ = allocate_beside(args.q, args.q.dtype, {t_q, heads, args.q.shape[2]}, runtime);
+    out_ = allocate_beside(args.q, args.out.dtype, {t_q, heads, args.out.shape[2]}, runtime);
+    lse_ = allocate_beside(args.q, args.lse.dtype, {t_q, heads}, runtime);
+  }
+
+  Tensor q_, out_, lse_;
+};
 
 flashdsa_peer_attention problem_of(const SparseAttentionInputs& inputs, const Runtime& runtime) {
   flashdsa_peer_attention problem{};
@@ -73,11 +108,16 @@ bool PeerLibrary::has(std::string_view operation) const {
 
 AttentionCalls PeerLibrary::calls() const {
   AttentionCalls calls;
-  calls.forward = [library = library_](const AttentionForwardArgs& args, const Runtime& runtime) {
+  calls.forward = [library = library_, padded = std::make_shared<PaddedForward>()](
+                      const AttentionForwardArgs& args, const Runtime& runtime) {
     flashdsa_peer_attention problem = problem_of(args, runtime);
     problem.out = args.out.data;
     problem.lse = args.lse.as<float>();
-    check(forward_of(library)(&problem), "forward");
+    int status = forward_of(library)(&problem);
+    if (status != 0 && problem.heads % 64 != 0 && args.q.device.kind == DeviceKind::kCuda) {
+      status = padded->queue(forward_of(library), problem, args, runtime);
+    }
+    check(status, "forward");
   };
   calls.backward = [library = library_](const AttentionBackwardArgs& args, const Runtime& runtime) {
     flashdsa_peer_attention problem = problem_of(args, runtime);

@@ -83,7 +83,8 @@ nlohmann::ordered_json or_null(const std::optional<Value>& value) {
 }
 
 bool same_work(const BenchRecord& a, const BenchRecord& b) {
-  return a.op == b.op && a.workload == b.workload && a.t_q == b.t_q && a.regime == b.regime;
+  return a.op == b.op && a.workload == b.workload && a.heads == b.heads && a.t_q == b.t_q &&
+         a.regime == b.regime && a.plan == b.plan;
 }
 
 }  // namespace
@@ -136,6 +137,9 @@ nlohmann::ordered_json to_json(const BenchRecord& record, const BenchContext& co
       {"ceiling_share", nullptr},
       {"scratch_bytes", record.scratch_bytes},
       {"overlap", or_null(record.overlap)},
+      {"plan", record.plan},
+      {"plan_bytes", or_null(record.plan_bytes)},
+      {"plan_ms", or_null(record.plan_ms)},
       {"error", record.error.text()},
       {"peer", nullptr},
       {"peer_median_ms", nullptr},
@@ -173,17 +177,26 @@ std::string to_table(const std::vector<BenchRecord>& records) {
        "p10", "p90", "rate", "peak", "GB/s", "scratch", "error / bound"}};
   const bool peers = std::any_of(records.begin(), records.end(),
                                  [](const BenchRecord& r) { return r.peer.has_value(); });
+  const bool plans = std::any_of(records.begin(), records.end(),
+                                 [](const BenchRecord& r) { return r.plan_bytes.has_value(); });
+  if (plans) rows.front().insert(rows.front().end(), {"plan built in", "plan"});
   if (peers) rows.front().insert(rows.front().end(), {"peer", "ratio", "peer's error"});
   for (const BenchRecord& r : records) {
-    rows.push_back(
-        {r.op, r.backend, r.workload, r.shape, fmt::format("{}", r.t_q), fmt::format("{}", r.t_k),
-         fmt::format("{}", r.heads), fmt::format("{}", r.threads),
-         r.l2 == "warm" ? r.regime : r.regime + ", L2 " + r.l2, fmt::format("{}", r.samples),
-         format_seconds(r.median_ms / 1e3), format_seconds(r.p10_ms / 1e3),
-         format_seconds(r.p90_ms / 1e3), r.flop > 0 ? format_rate(r.gflops()) : "-",
-         r.has_share() ? fmt::format("{:.1f} %", 100 * r.ceiling_share()) : "-",
-         fmt::format("{:.2f}", r.bytes / r.median_ms / 1e6),
-         format_bytes(static_cast<double>(r.scratch_bytes)), r.error.text()});
+    rows.push_back({r.plan == "none" ? r.op : fmt::format("{}, plan {}", r.op, r.plan), r.backend,
+                    r.workload, r.shape, fmt::format("{}", r.t_q), fmt::format("{}", r.t_k),
+                    fmt::format("{}", r.heads), fmt::format("{}", r.threads),
+                    r.l2 == "warm" ? r.regime : r.regime + ", L2 " + r.l2,
+                    fmt::format("{}", r.samples), format_seconds(r.median_ms / 1e3),
+                    format_seconds(r.p10_ms / 1e3), format_seconds(r.p90_ms / 1e3),
+                    r.flop > 0 ? format_rate(r.gflops()) : "-",
+                    r.has_share() ? fmt::format("{:.1f} %", 100 * r.ceiling_share()) : "-",
+                    fmt::format("{:.2f}", r.bytes / r.median_ms / 1e6),
+                    format_bytes(static_cast<double>(r.scratch_bytes)), r.error.text()});
+    if (plans) {
+      rows.back().insert(rows.back().end(),
+                         {r.plan_ms ? format_seconds(*r.plan_ms / 1e3) : "-",
+                          r.plan_bytes ? format_bytes(static_cast<double>(*r.plan_bytes)) : "-"});
+    }
     if (!peers) continue;
     if (r.peer) {
       rows.back().insert(rows.back().end(), {format_seconds(r.peer->median_ms / 1e3),

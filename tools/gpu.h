@@ -1,7 +1,7 @@
 #pragma once
 
-// What the command asks of CUDA devices beside the library. gpu_cuda.cc answers; in a build without
-// CUDA gpu_none.cc does, which knows no device.
+// What the command asks of CUDA devices beside the library. gpu_cuda.cc and gpu_heads.cu answer; in
+// a build without CUDA gpu_none.cc does, which knows no device.
 
 #include <cstdint>
 #include <functional>
@@ -33,6 +33,11 @@ std::shared_ptr<void> make_stream(Device device);
 
 /// Queues writing to all of `memory`, which lies on a device. Throws Error(kDevice).
 void queue_overwrite(const TensorView& memory, Stream stream);
+
+/// Queues copying heads: `to` [T, H', C] gets what `from` [T, H, C] has of them, and 0 in the
+/// others. Both are contiguous, of one dtype, on one device, and a head takes a multiple of 4
+/// bytes. Throws Error(kDevice).
+void queue_copy_heads(const TensorView& from, const TensorView& to, Stream stream);
 
 /// Seconds between the begin and the end of each call on the device, [call][round]: calls take
 /// turns and are queued one behind the other without waiting. `before` is queued in front of each

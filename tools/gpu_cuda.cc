@@ -1,4 +1,4 @@
-// The one file of the command that knows CUDA.
+// The command on CUDA devices; its one kernel is in gpu_heads.cu.
 
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>

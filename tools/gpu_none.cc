@@ -20,6 +20,8 @@ std::shared_ptr<void> make_stream(Device) { refuse(); }
 
 void queue_overwrite(const TensorView&, Stream) { refuse(); }
 
+void queue_copy_heads(const TensorView&, const TensorView&, Stream) { refuse(); }
+
 std::vector<std::vector<double>> time_queued(std::span<const std::function<void()>>, std::int64_t,
                                              const std::function<void()>&, Device, Stream) {
   refuse();

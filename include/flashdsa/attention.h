@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "flashdsa/runtime.h"
+#include "flashdsa/selection.h"
 #include "flashdsa/tensor_view.h"
 
 namespace flashdsa {
@@ -19,6 +20,10 @@ struct SparseAttentionInputs {
   double softmax_scale = 0;               ///< > 0 and finite, also in FP32
   std::optional<TensorView> topk_length;  ///< int32 [T_q]: only the first slots of a row exist
   std::optional<TensorView> attn_sink;    ///< single [H]: logit of a virtual key of value zero
+
+  /// The plan of this selection and head count, or null. Forward on Hopper walks it except in
+  /// invariant mode; the host backends do without, and so does backward in this version.
+  const SelectionPlan* plan = nullptr;
 };
 
 /// Arguments of `attention_forward`. SPEC section 5.

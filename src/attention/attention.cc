@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <cstdint>
 #include <new>
+#include <optional>
 
 #include "attention/backends.h"
 #include "core/check_data.h"
@@ -83,21 +85,39 @@ void fill_common(attention::CommonParams& params, const SparseAttentionInputs& a
   params.attn_sink = args.attn_sink ? args.attn_sink->data : nullptr;
 }
 
-// Checking mode: lengths within 0..K, indices within -1..T_k-1 where they count.
+// The plan of the call, checked, or none where the mode forbids it. What it was built from cannot
+// be seen any more.
+std::optional<selection::PlanView> checked_plan(core::Validator& validator,
+                                                const SparseAttentionInputs& args,
+                                                const Runtime& runtime) {
+  if (args.plan == nullptr) return std::nullopt;
+  const SelectionPlan& plan = *args.plan;
+  const std::int64_t t_q = args.q.shape[0], t_k = args.kv.shape[0];
+  const std::int64_t topk = args.topk_indices.shape[2];
+  const std::int64_t group = selection::plan_group(args.q.shape[1]);
+  if (plan.query_rows != t_q || plan.topk != topk || plan.total_key_tokens != t_k ||
+      plan.group != group) {
+    validator.refuse(fmt::format(
+        "plan must be built for T_q = {}, K = {}, T_k = {} and groups of {} rows, got one for "
+        "T_q = {}, K = {}, T_k = {} and groups of {} rows",
+        t_q, topk, t_k, group, plan.query_rows, plan.topk, plan.total_key_tokens, plan.group));
+  }
+  const selection::PlanSizes sizes{t_q, topk, group};
+  const auto bytes = static_cast<std::int64_t>(selection::plan_bytes(sizes));
+  validator.check({"plan.storage", &plan.storage.view(), {DType::kUInt8}, {bytes}});
+  const void* storage = plan.storage.view().data;
+  if (reinterpret_cast<std::uintptr_t>(storage) % alignof(selection::PlanItem) != 0) {
+    validator.refuse(fmt::format("plan.storage must lie at a multiple of {} bytes, got {}",
+                                 alignof(selection::PlanItem), fmt::ptr(storage)));
+  }
+  if (runtime.mode == Mode::kInvariant) return std::nullopt;
+  return selection::plan_view(storage, sizes);
+}
+
 void check_selection(const char* operation, const SparseAttentionInputs& args,
                      const Runtime& runtime) {
-  if (!core::is_checking(operation, args.q.device, runtime)) return;
-  const std::int64_t topk = args.topk_indices.shape[2];
-  const core::HostRows indices(args.topk_indices, runtime);
-  std::optional<core::HostRows> lengths;
-  if (args.topk_length) lengths.emplace(*args.topk_length, runtime);
-  for (std::int64_t t = 0; t < args.q.shape[0]; ++t) {
-    const std::int64_t length = lengths ? lengths->row(0)[t] : topk;
-    core::check_data(
-        length >= 0 && length <= topk, operation, "topk_length", t,
-        [&] { return fmt::format("0..{}", topk); }, length);
-    core::check_indices(indices.row(t), length, args.kv.shape[0], operation, "topk_indices", t);
-  }
+  core::check_selection(operation, args.topk_indices, core::optional_view(args.topk_length),
+                        args.kv.shape[0], runtime);
 }
 
 }  // namespace
@@ -121,10 +141,12 @@ void attention_forward(const AttentionForwardArgs& args, const Runtime& runtime)
        Layout::kContiguous,
        Role::kOutput},
   });
+  const auto plan = checked_plan(validator, args, runtime);
   validator.check_outputs_disjoint();
 
   attention::ForwardParams params;
   fill_common(params, args);
+  params.plan = plan ? &*plan : nullptr;
   params.out = args.out.data;
   params.lse = args.lse.data;
   params.max_logits = args.max_logits ? args.max_logits->data : nullptr;
@@ -170,10 +192,12 @@ void attention_backward(const AttentionBackwardArgs& args, const Runtime& runtim
   if (args.grad_attn_sink && !args.attn_sink) {
     validator.refuse("grad_attn_sink needs attn_sink, got none");
   }
+  const auto plan = checked_plan(validator, args, runtime);
   validator.check_outputs_disjoint();
 
   attention::BackwardParams params;
   fill_common(params, args);
+  params.plan = plan ? &*plan : nullptr;
   params.out = args.out.data;
   params.out_row_stride = args.out.strides[0];
   params.out_head_stride = args.out.strides[1];

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "flashdsa/tensor_view.h"
+#include "selection/plan_format.h"
 
 namespace flashdsa::attention {
 
@@ -30,6 +31,9 @@ struct CommonParams {
   std::int64_t topk_indices_row_stride = 0;
   const std::int32_t* topk_length = nullptr;  // [T_q], contiguous, or null
   const void* attn_sink = nullptr;            // [H], contiguous, or null
+
+  // Of this selection and head count; null: none, or one that the mode forbids.
+  const selection::PlanView* plan = nullptr;
 };
 
 struct ForwardParams : CommonParams {

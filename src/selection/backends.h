@@ -11,6 +11,8 @@ namespace flashdsa::selection {
 namespace reference {
 std::string refusal(const CompactParams& params);
 void compact_and_sort(const CompactParams& params, const Runtime& runtime);
+std::string refusal(const PlanParams& params);
+void build_plan(const PlanParams& params, const Runtime& runtime);
 }  // namespace reference
 
 namespace cpu {
@@ -21,9 +23,12 @@ void compact_and_sort(const CompactParams& params, const Runtime& runtime);
 namespace sm90 {
 std::string refusal(const CompactParams& params);
 void compact_and_sort(const CompactParams& params, const Runtime& runtime);
+std::string refusal(const PlanParams& params);
+void build_plan(const PlanParams& params, const Runtime& runtime);
 }  // namespace sm90
 
-/// Runs the best backend that takes the call. Throws Error(kUnavailable) when none does.
+/// Each runs the best backend that takes the call. Throws Error(kUnavailable) when none does.
 void dispatch_compact_and_sort(const CompactParams& params, const Runtime& runtime);
+void dispatch_build_plan(const PlanParams& params, const Runtime& runtime);
 
 }  // namespace flashdsa::selection

@@ -16,10 +16,24 @@ constexpr std::array kCompact = {
                                         reference::compact_and_sort},
 };
 
+// The host has one implementation: its attention walks rows, not plans.
+constexpr std::array kBuildPlan = {
+#ifdef FLASHDSA_WITH_SM90
+    core::Implementation<PlanParams>{Backend::kSm90, sm90::refusal, sm90::build_plan},
+#endif
+    core::Implementation<PlanParams>{Backend::kCpu, reference::refusal, reference::build_plan},
+    core::Implementation<PlanParams>{Backend::kReference, reference::refusal,
+                                     reference::build_plan},
+};
+
 }  // namespace
 
 void dispatch_compact_and_sort(const CompactParams& params, const Runtime& runtime) {
   core::dispatch<CompactParams>("compact_and_sort", kCompact, params, runtime);
+}
+
+void dispatch_build_plan(const PlanParams& params, const Runtime& runtime) {
+  core::dispatch<PlanParams>("build_selection_plan", kBuildPlan, params, runtime);
 }
 
 }  // namespace flashdsa::selection

@@ -1,6 +1,7 @@
 // Every engine against float64 on the same BF16 inputs, within SPEC section 8.
 
 #include <cmath>
+#include <numeric>
 
 #include "tests/attention/fixture.h"
 #include "tests/support/property.h"
@@ -25,6 +26,21 @@ TEST_P(Attention, AnyWidthIsRight) {
   for (const std::int64_t topk : {1, 2, 3, 31, 32, 33, 63, 64, 65, 127, 128, 129, 192, 257}) {
     expect_within_spec(random_attention({.t_q = 2, .t_k = 260, .heads = 2, .topk = topk}, 23));
   }
+}
+
+TEST_P(Attention, RowsOfSeveralTilesAreRightAtAnyHeadCount) {
+  for (const std::int64_t dim : {512, 576}) {
+    for (const std::int64_t heads : {8, 13, 32}) {
+      expect_within_spec(random_attention({3, 300, heads, 200, dim}, 35));
+    }
+  }
+}
+
+// More rows than a GPU has multiprocessors, so that a row follows another.
+TEST_P(Attention, HundredsOfRowsAreRight) {
+  const AttentionProblem problem =
+      random_attention({.t_q = 300, .t_k = 200, .heads = 9, .topk = 70}, 36);
+  EXPECT_TRUE(forward_within_spec(problem, run_forward(problem, runtime())));
 }
 
 TEST_P(Attention, FullWidthIsRight) {
@@ -71,6 +87,26 @@ TEST_P(Attention, LogitsFarFromZeroStayAccurate) {
         for (std::int64_t h = 0; h < problem.heads(); ++h) problem.q.set({t, h, dim - 1}, shift);
       }
       expect_within_spec(problem);
+    }
+  }
+}
+
+// The largest logit of a row grows by about 30 from its first key to its last, or falls.
+TEST_P(Attention, LogitsThatRiseOrFallAlongARowStayAccurate) {
+  for (const double slope : {4., -4.}) {
+    for (const std::int64_t heads : {3, 20}) {
+      AttentionProblem problem =
+          random_attention({.t_q = 2, .t_k = 256, .heads = heads, .topk = 200}, 37);
+      for (std::int64_t s = 0; s < problem.t_k(); ++s) {
+        problem.kv.set({s, 0, 575}, static_cast<double>(s));
+      }
+      for (std::int64_t t = 0; t < problem.t_q(); ++t) {
+        std::vector<std::int32_t> keys(200);
+        std::iota(keys.begin(), keys.end(), static_cast<std::int32_t>(t));
+        problem.set_row(t, keys);
+        for (std::int64_t h = 0; h < heads; ++h) problem.q.set({t, h, 575}, slope);
+      }
+      EXPECT_TRUE(forward_within_spec(problem, run_forward(problem, runtime())));
     }
   }
 }

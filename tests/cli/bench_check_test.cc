@@ -11,6 +11,7 @@
 #include <string>
 
 #include "flashdsa/flashdsa.h"
+#include "selection/plan_format.h"
 #include "tools/workloads.h"
 
 namespace flashdsa::tools {
@@ -172,6 +173,56 @@ TEST(Figure, TheWorstIsNearestToItsBound) {
   EXPECT_EQ(worst(large, nan).name, "d");
   EXPECT_EQ(worst(nan, large).name, "d");
   EXPECT_NE(broken.text().find("FAIL"), std::string::npos);
+}
+
+// The plan of a workload's own selection.
+SelectionPlan plan_of(const Workload& workload, std::int64_t heads) {
+  SelectionPlanArgs args;
+  args.topk_indices = *workload.topk_indices;
+  args.topk_length = workload.topk_length->view();
+  args.total_key_tokens = workload.t_k;
+  args.heads = heads;
+  return build_selection_plan(args);
+}
+
+// Whether the check notices a word of the plan that became another.
+bool notices(const Workload& workload, const SelectionPlan& plan, const void* word,
+             std::int32_t difference) {
+  auto& there = *static_cast<std::int32_t*>(const_cast<void*>(word));
+  there += difference;
+  const bool noticed = !check_plan(workload, plan).ok();
+  there -= difference;
+  return noticed;
+}
+
+TEST_F(BenchCheck, WrongPlansAreNoticed) {
+  const auto view_of_plan = [](const SelectionPlan& plan) {
+    return selection::plan_view(plan.storage.view().data, {plan.query_rows, plan.topk, plan.group});
+  };
+  for (const std::int64_t heads : {8, 64}) {
+    const SelectionPlan plan = plan_of(workload, heads);
+    const selection::PlanView view = view_of_plan(plan);
+    ASSERT_TRUE(check_plan(workload, plan).ok()) << check_plan(workload, plan).text();
+    ASSERT_EQ(view.items[0].kind,
+              heads == 8 ? selection::ItemKind::kUnion : selection::ItemKind::kSlots);
+    EXPECT_TRUE(notices(workload, plan, view.item_count, -1));
+    EXPECT_TRUE(notices(workload, plan, &view.items[0].keys, -1));
+    EXPECT_TRUE(notices(workload, plan, &view.items[0].first_row, 1));
+    if (heads == 64) continue;
+    EXPECT_TRUE(notices(workload, plan, view.lists + 3, 1));
+    EXPECT_TRUE(notices(workload, plan, view.masks, 1));
+  }
+  // One document of 8192 rows, of which the first ones see less than K keys.
+  WorkloadRequest request;
+  request.name = "single8k";
+  request.shape = workload.shape;
+  const Workload whole = make_workload(request);
+  const SelectionPlan plan = plan_of(whole, 8);
+  const selection::PlanView view = view_of_plan(plan);
+  ASSERT_EQ(view.items[0].kind, selection::ItemKind::kRange);
+  EXPECT_TRUE(check_plan(whole, plan).ok());
+  EXPECT_TRUE(notices(whole, plan, view.row_first + 1, 1));
+  EXPECT_TRUE(notices(whole, plan, view.row_keys + 1, 1));
 }
 
 }  // namespace

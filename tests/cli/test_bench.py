@@ -10,7 +10,7 @@ SIZES = ("--heads", "4", "--index-heads", "2", "--topk", "16")
 SMALL = (*SIZES, "--repeats", "3", "--min-seconds", "0")
 FIELDS = ("op backend simd workload shape heads index_heads t_q t_k topk head_dim threads seed "
           "regime l2 simulated check samples median_ms p10_ms p90_ms tflops bytes_per_s "
-          "peak_tflops ceiling_share scratch_bytes overlap error peer peer_median_ms peer_error "
+          "peak_tflops ceiling_share scratch_bytes overlap plan plan_bytes plan_ms error peer peer_median_ms peer_error "
           "ratio device "
           "clock driver cuda load build commit command").split()
 SVG = "{http://www.w3.org/2000/svg}"
@@ -76,6 +76,32 @@ class Everywhere(BenchTest):
             self.assertEqual((row["t_q"], row["t_k"], row["shape"]), (20, 8192, "glm5.2-8k"))
             self.assertNotIn("FAIL", row["error"])
         self.assertGreater(rows["step"]["scratch_bytes"], 0)
+
+    def test_plans(self):
+        """A row for each use of a plan; with 4 heads groups of 8 rows."""
+        lines = self.folder / "rows.jsonl"
+        self.assert_succeeds("bench", *SMALL, "--t-q", "6", "--t-k", "64", "--op", "plan,forward",
+                             "--plan", "none,reused,built", "--json", lines)
+        rows = [json.loads(line) for line in lines.read_text().splitlines()]
+        self.assertEqual([(row["op"], row["plan"]) for row in rows],
+                         [("plan", "none"), ("forward", "none"), ("forward", "reused"),
+                          ("forward", "built")])
+        # Each array rounded up to 64 bytes: the count, items, two numbers a row, lists, masks.
+        size = 64 + 6 * 32 + 2 * 64 + 6 * 16 * 4 + 6 * 8 * 4
+        self.assertEqual([row["plan_bytes"] for row in rows], [size, None, size, size])
+        self.assertEqual([row["plan_ms"] is not None for row in rows], [False, False, True, False])
+        for row in rows:
+            self.assertNotIn("FAIL", row["error"])
+        self.assertIn("differing rows 0", rows[0]["error"])
+
+    def test_several_head_counts(self):
+        lines = self.folder / "rows.jsonl"
+        self.assert_succeeds("bench", *SMALL[2:], "--heads", "2,3", "--t-q", "6", "--t-k", "64",
+                             "--op", "forward", "--json", lines)
+        rows = [json.loads(line) for line in lines.read_text().splitlines()]
+        self.assertEqual([row["heads"] for row in rows], [2, 3])
+        for row in rows:
+            self.assert_flop(row, 2 * row["heads"] * 6 * 16 * 1088)
 
     def test_rows_that_select_everything_have_no_arithmetic(self):
         row = self.rows("--t-q", "4", "--t-k", "16", "--op", "topk", "--seed", "3")["topk"]
@@ -144,6 +170,8 @@ class Everywhere(BenchTest):
                 (["text", "--text"], ("--workload", "text")),
                 (["K = 16", "got 8"], ("--t-q", "4", "--t-k", "8")),
                 (["--head-dim", "513"], ("--head-dim", "513")),
+                (["--heads must be numbers in 1..128", "'129'"], ("--heads", "8,129")),
+                (["--plan must be among none, reused, built", "'yes'"], ("--plan", "none,yes")),
                 (["--repeats", "'0'"], ("--repeats", "0")),
                 (["--min-seconds", "'-1'"], ("--min-seconds=-1",)),
                 (["bench: --preset must be one of", "glm5.2", "'gpt2'"], ("--preset", "gpt2")),

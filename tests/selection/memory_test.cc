@@ -1,6 +1,7 @@
 // Whichever memory a call lacks, it ends with Error(kMemory) and has written nothing.
 
 #include <memory>
+#include <optional>
 
 #include "flashdsa/selection.h"
 #include "tests/support/expect_error.h"
@@ -50,6 +51,24 @@ TEST_P(CompactMemory, ARefusalWithoutMemoryIsAMemoryError) {
                "compact_and_sort: key_count must be in 0..2147483646, got -1");
 }
 
+class PlanMemory : public CompactMemory {};
+
+TEST_P(PlanMemory, WithoutMemoryIsAnError) {
+  const auto make = [] {
+    const auto indices = std::make_shared<HostTensor>(DType::kInt32, Shape{40, 1, 7});
+    for (std::int64_t i = 0; i < indices->elements(); ++i) {
+      indices->set(i, static_cast<double>(i % 7 * 2 + i / 70));
+    }
+    return FallibleCall{[=](const Runtime& runtime) {
+                          build_selection_plan({*indices, std::nullopt, 60, 8}, runtime);
+                        },
+                        [] { return true; }};
+  };
+  EXPECT_GT(fail_every_new(runtime(), make), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Host, PlanMemory, ::testing::Values(Backend::kReference, Backend::kCpu),
+                         [](const auto& test) { return std::string(backend_name(test.param)); });
 INSTANTIATE_TEST_SUITE_P(Host, CompactMemory, ::testing::Values(Backend::kReference, Backend::kCpu),
                          [](const auto& test) { return std::string(backend_name(test.param)); });
 

@@ -20,6 +20,7 @@ FMT = r"fmt/.+"
 HIGHWAY = r"hwy/.+"
 CORE = r"core/(?!cuda/).+"
 CUDA = r"cuda\w*\.h|(cute|cutlass|cub|thrust|cuda)/.+"
+PLAN = r"selection/plan_format\.h"  # what the attention kernels walk
 POSIX = r"fcntl\.h|unistd\.h|sys/[a-z]+\.h"
 
 
@@ -44,8 +45,8 @@ RULES = (
           HIGHWAY)),
     Rule(r"src/(?P<op>\w+)/(?P<gpu>sm80|sm90)/",
          (STANDARD, PUBLIC, r"{op}/(params|backends)\.h", r"{op}/{gpu}/.+", r"core/.+", FMT,
-          CUDA)),
-    Rule(r"src/(?P<op>\w+)/[^/]+$", (STANDARD, PUBLIC, r"{op}/[^/]+", CORE, FMT)),
+          CUDA, PLAN)),
+    Rule(r"src/(?P<op>\w+)/[^/]+$", (STANDARD, PUBLIC, r"{op}/[^/]+", CORE, FMT, PLAN)),
     Rule(r"tools/", (STANDARD, PUBLIC, r"tools/.+", FMT, POSIX, r"CLI/.+", r"nlohmann/.+")),
     Rule(r"python/src/", (STANDARD, PUBLIC, r"python/src/.+", r"tvm/ffi/.+")),
     Rule(r"bench/", (STANDARD, PUBLIC, r"bench/.+", FMT, HIGHWAY, r"benchmark/.+", r"dnnl\.hpp",
@@ -59,11 +60,13 @@ RULES = (
 EXCEPTIONS = {
     ("src/core/parallel.cc", "omp.h"): "the one place that asks OpenMP for a thread's number",
     ("src/core/runtime.cc", "sched.h"): "the CPUs that the process may use",
+    ("tools/bench_check.cc", "selection/plan_format.h"): "judges what a plan holds",
     ("tools/bench_peak.cc", "attention/cpu/select_kernels.h"): "times the kernels' own product",
     ("tools/bench_peer.cc", "bench/peer.h"): "what a peer's shared library exports",
     ("tools/bench_peer.cc", "dlfcn.h"): "loads a peer's shared library",
     ("tools/gpu_cuda.cc", "core/cuda/check.h"): "errors of CUDA in the library's words",
-    ("tools/gpu_cuda.cc", "cuda_runtime_api.h"): "the one file of the command that knows CUDA",
+    ("tools/gpu_cuda.cc", "cuda_runtime_api.h"): "the command on CUDA devices",
+    ("tools/gpu_heads.cu", "core/cuda/check.h"): "errors of CUDA in the library's words",
     ("tools/placement.cc", "core/device.h"): "waits for a stream",
     ("tools/placement.cc", "core/make_tensor.h"): "memory for results, on any device",
     ("bench/peer.h", "stdint.h"): "plain C, so that any compiler takes it",

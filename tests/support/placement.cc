@@ -77,6 +77,18 @@ PackedMetadataArgs placed(PackedMetadataArgs args, Mirror& mirror) {
   return args;
 }
 
+SelectionPlanArgs placed(SelectionPlanArgs args, Mirror& mirror) {
+  place(args.topk_indices, mirror);
+  place(args.topk_length, mirror);
+  return args;
+}
+
+SelectionPlan on_host(const SelectionPlan& plan, const Runtime& runtime) {
+  SelectionPlan result = plan;
+  result.storage = copy_to(plan.storage, Device{}, runtime);
+  return result;
+}
+
 PackedMetadata on_host(const PackedMetadata& metadata, const Runtime& runtime) {
   const auto copy = [&](Tensor& tensor) { tensor = copy_to(tensor, Device{}, runtime); };
   const auto copy_optional = [&](std::optional<Tensor>& tensor) {
@@ -114,6 +126,13 @@ void run_placed(const CompactAndSortArgs& args, const Runtime& runtime) {
 PackedMetadata run_placed(const PackedMetadataArgs& args, const Runtime& runtime) {
   return call_placed(args, runtime, [](const PackedMetadataArgs& there, const Runtime& on) {
     const PackedMetadata result = prepare_packed_metadata(there, on);
+    return works_on_device(on.backend) ? on_host(result, on) : result;
+  });
+}
+
+SelectionPlan run_placed(const SelectionPlanArgs& args, const Runtime& runtime) {
+  return call_placed(args, runtime, [](const SelectionPlanArgs& there, const Runtime& on) {
+    const SelectionPlan result = build_selection_plan(there, on);
     return works_on_device(on.backend) ? on_host(result, on) : result;
   });
 }

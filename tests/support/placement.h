@@ -16,8 +16,9 @@ void run_placed(const AttentionForwardArgs& args, const Runtime& runtime);
 void run_placed(const AttentionBackwardArgs& args, const Runtime& runtime);
 void run_placed(const IndexerTopkArgs& args, const Runtime& runtime);
 void run_placed(const CompactAndSortArgs& args, const Runtime& runtime);
-/// The results are copied to the host.
+/// The results of these two are copied to the host.
 PackedMetadata run_placed(const PackedMetadataArgs& args, const Runtime& runtime);
+SelectionPlan run_placed(const SelectionPlanArgs& args, const Runtime& runtime);
 
 /// The same arguments on the device.
 AttentionForwardArgs placed(AttentionForwardArgs args, Mirror& mirror);
@@ -25,8 +26,10 @@ AttentionBackwardArgs placed(AttentionBackwardArgs args, Mirror& mirror);
 IndexerTopkArgs placed(IndexerTopkArgs args, Mirror& mirror);
 CompactAndSortArgs placed(CompactAndSortArgs args, Mirror& mirror);
 PackedMetadataArgs placed(PackedMetadataArgs args, Mirror& mirror);
+SelectionPlanArgs placed(SelectionPlanArgs args, Mirror& mirror);
 
 /// Copies of a build's results in host memory.
 PackedMetadata on_host(const PackedMetadata& metadata, const Runtime& runtime);
+SelectionPlan on_host(const SelectionPlan& plan, const Runtime& runtime);
 
 }  // namespace flashdsa::test

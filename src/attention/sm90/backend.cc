@@ -1,6 +1,8 @@
-// Forward on Hopper: finds how far each row reaches, packs q and kv when their rows are not aligned
-// to 16 bytes, and queues the kernel.
+// Forward on Hopper: packs q and kv when their rows are not aligned to 16 bytes, finds how far each
+// row reaches unless a plan says so, and queues the kernels. Rows that go alone over their slots
+// are work of the few-heads kernel up to 32 heads; all else is work of the kernel of 64 rows.
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <numbers>
@@ -8,6 +10,7 @@
 #include "attention/backends.h"
 #include "attention/sm90/aligned_rows.h"
 #include "attention/sm90/forward/launch.h"
+#include "attention/sm90/forward_few_heads/launch.h"
 #include "attention/sm90/rows.h"
 #include "core/cuda/check.h"
 #include "core/device.h"
@@ -15,6 +18,19 @@
 
 namespace flashdsa::attention::sm90 {
 using forward_pass::KernelParams;
+using forward_pass::kind_bit;
+using selection::ItemKind;
+
+namespace {
+
+// Extents of the rows; with a plan, flags of its items if they may have several rows.
+std::size_t scratch_bytes(const ForwardParams& params) {
+  const auto rows = static_cast<std::size_t>(params.t_q);
+  if (params.plan == nullptr) return rows * sizeof(std::int32_t);
+  return params.plan->group > 1 ? rows * forward_pass::kValueWarps : 0;
+}
+
+}  // namespace
 
 std::string refusal(const CommonParams& params) {
   if (params.device.kind != DeviceKind::kCuda) return "the tensors are not on a CUDA device";
@@ -27,6 +43,7 @@ void forward(const ForwardParams& params, const Runtime& runtime) {
   const core::cuda::DeviceGuard guard(params.device.index);
   const auto stream = static_cast<cudaStream_t>(runtime.stream.handle);
   const int width = static_cast<int>(params.head_dim);
+  const bool few_heads = params.heads <= forward_few_heads::kMostHeads;
 
   const AlignedRows q({static_cast<const __nv_bfloat16*>(params.q), params.t_q, params.heads, width,
                        params.q_row_stride, params.q_head_stride},
@@ -34,14 +51,21 @@ void forward(const ForwardParams& params, const Runtime& runtime) {
   const AlignedRows kv({static_cast<const __nv_bfloat16*>(params.kv), params.t_k, 1, width,
                         params.kv_row_stride, width},
                        runtime, params.device, stream);
-  const core::Scratch scratch(runtime, static_cast<std::size_t>(params.t_q) * sizeof(std::int32_t),
-                              params.device);
-  auto* extents = static_cast<std::int32_t*>(scratch.data());
-  launch_row_extents({params.topk_indices, params.topk_indices_row_stride, params.topk_length,
-                      params.t_q, static_cast<int>(params.topk), static_cast<int>(params.t_k)},
-                     extents, stream);
-
   KernelParams kernel{};
+  const core::Scratch scratch(runtime, scratch_bytes(params), params.device);
+  if (params.plan == nullptr) {
+    auto* extents = static_cast<std::int32_t*>(scratch.data());
+    launch_row_extents({params.topk_indices, params.topk_indices_row_stride, params.topk_length,
+                        params.t_q, static_cast<int>(params.topk), static_cast<int>(params.t_k)},
+                       extents, stream);
+    kernel.extents = extents;
+  } else {
+    kernel.plan = *params.plan;
+    kernel.group_log2 = std::countr_zero(static_cast<unsigned>(params.plan->group));
+    kernel.kinds = kind_bit(ItemKind::kUnion) | kind_bit(ItemKind::kRange);
+    if (!few_heads) kernel.kinds |= kind_bit(ItemKind::kSlots);
+    kernel.not_finite = static_cast<std::uint8_t*>(scratch.data());
+  }
   kernel.q = q.data;
   kernel.q_row_stride = q.outer_stride;
   kernel.q_head_stride = q.inner_stride;
@@ -49,7 +73,6 @@ void forward(const ForwardParams& params, const Runtime& runtime) {
   kernel.kv_row_bytes = kv.outer_stride * static_cast<std::int64_t>(sizeof(__nv_bfloat16));
   kernel.topk_indices = params.topk_indices;
   kernel.topk_indices_row_stride = params.topk_indices_row_stride;
-  kernel.extents = extents;
   kernel.attn_sink = static_cast<const float*>(params.attn_sink);
   kernel.out = static_cast<__nv_bfloat16*>(params.out);
   kernel.out_aligned = is_aligned(params.out);
@@ -58,10 +81,16 @@ void forward(const ForwardParams& params, const Runtime& runtime) {
   kernel.head_blocks_log2 = params.heads > 64 ? 1 : 0;
   kernel.items = params.t_q << kernel.head_blocks_log2;
   kernel.heads = static_cast<int>(params.heads);
+  kernel.inverse_heads = (0x10000 + kernel.heads - 1) / kernel.heads;
   kernel.t_k = static_cast<int>(params.t_k);
   kernel.softmax_scale = static_cast<float>(params.softmax_scale);
   kernel.softmax_scale_log2e = static_cast<float>(params.softmax_scale * std::numbers::log2e);
-  forward_pass::launch_forward(kernel, width, params.device.index, stream);
+  if (few_heads) {
+    forward_few_heads::launch_forward_few_heads(kernel, width, params.device.index, stream);
+  }
+  if (!few_heads || params.plan != nullptr) {
+    forward_pass::launch_forward(kernel, width, params.device.index, stream);
+  }
 }
 
 }  // namespace flashdsa::attention::sm90

@@ -11,31 +11,8 @@ namespace {
 using core::cuda::first_row;
 using core::cuda::grid_of_warps;
 using core::cuda::kRowThreads;
+using core::cuda::row_extent;
 using core::cuda::row_step;
-
-constexpr unsigned kAllLanes = 0xFFFFFFFFu;
-
-// The last counted slot + 1 among the row's first `length`; a warp, from the end, `kLoads` words of
-// 32 slots at a time.
-__device__ __forceinline__ int row_extent(const int32_t* slots, int length, int t_k) {
-  constexpr int kLoads = 4;
-  const int lane = threadIdx.x % 32;
-  for (int end = (length + 31) / 32 * 32; end > 0; end -= kLoads * 32) {
-    int key[kLoads];
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      const int slot = end - 32 * (i + 1) + lane;
-      key[i] = slot >= 0 && slot < length ? __ldg(slots + slot) : -1;
-    }
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      const bool counts = static_cast<unsigned>(key[i]) < static_cast<unsigned>(t_k);
-      const uint32_t valid = __ballot_sync(kAllLanes, counts);
-      if (valid != 0) return end - 32 * i - __clz(static_cast<int>(valid));
-    }
-  }
-  return 0;
-}
 
 // extents [T_q] from topk_indices [T_q, K] and topk_length [T_q]; a warp per row.
 __global__ void __launch_bounds__(kRowThreads)

@@ -5,7 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "selection/plan_format.h"
+
 namespace flashdsa::attention::sm90::forward_pass {
+
+inline constexpr int kValueWarps = 8;
 
 // Sizes of the forward kernel. A block is 64 channels, 128 bytes of a row, in the 128-byte swizzle
 // of core/cuda/wgmma.cuh; a slot is what the ring hands over at once; a tile is one softmax step.
@@ -13,16 +17,17 @@ template <int kHeadDimArg>
 struct Config {
   static constexpr int kHeadDim = kHeadDimArg;
   static constexpr int kValueDim = 512;
-  static constexpr int kHeads = 64;  // rows of a query tile
+  static constexpr int kRows = 64;  // of a query tile: tokens x heads
   static constexpr int kBlocks = kHeadDim / 64;
-  static constexpr int kBlockBytes = kHeads * 128;  // of the query tile
+  static constexpr int kBlockBytes = kRows * 128;  // of the query tile
 
   // The tensor core truncates every partial sum, which one sum over all channels turns into 1.4e-6
   // of the largest logits; S is made of this many sums over channels, which FP32 registers add.
   static constexpr int kSums = 3;
   static constexpr int kStepsPerSum = kBlocks * 4 / kSums + (kBlocks * 4 % kSums != 0);
 
-  static constexpr int kSlotKeys = 32;  // one word of validity bits
+  static constexpr int kMaxGroup = 8;   // tokens of an item
+  static constexpr int kSlotKeys = 32;  // one word of validity bits a token
   static constexpr int kSlots = 4;
   static constexpr int kTileSlots = 2;
   static constexpr int kTileKeys = kSlotKeys * kTileSlots;
@@ -42,22 +47,27 @@ struct Config {
 
 template <typename Config>
 struct SharedStorage {
-  alignas(1024) uint8_t q[Config::kBlocks * Config::kBlockBytes];   // [block][head]
+  alignas(1024) uint8_t q[Config::kBlocks * Config::kBlockBytes];   // [block][row]
   alignas(1024) uint8_t ring[Config::kSlots * Config::kSlotBytes];  // [8 keys][block][key]
-  alignas(1024) uint8_t p[Config::kHeads * Config::kTileKeys * 2];  // [head][key], swizzled
-  float alpha[Config::kHeads];     // what O has to be multiplied with before this tile's products
-  float inverse[Config::kHeads];   // 1 / softmax denominator
-  uint32_t valid[Config::kSlots];  // bit c: key c of the slot counts
+  alignas(1024) uint8_t p[Config::kRows * Config::kTileKeys * 2];   // [row][key], swizzled
+  float alpha[Config::kRows];    // what O has to be multiplied with before this tile's products
+  float inverse[Config::kRows];  // 1 / softmax denominator
+  uint32_t valid[Config::kSlots][Config::kMaxGroup];  // bit c: key c of the slot counts for a token
   uint64_t kv_full[Config::kSlots];
   uint64_t kv_empty[Config::kSlots];
   uint64_t p_full;
   uint64_t p_empty[Config::kTileSlots];
   uint64_t inverse_full;
   uint64_t inverse_empty;
+  uint64_t walk_end;
+  uint32_t repairs;  // not 0: an item is flagged
 };
 
 static_assert(sizeof(SharedStorage<Config<576>>) <= 232448, "over the limit of a Hopper SM");
 static_assert(sizeof(SharedStorage<Config<512>>) <= 232448, "over the limit of a Hopper SM");
+
+// Bit of a kind in KernelParams::kinds.
+constexpr uint32_t kind_bit(selection::ItemKind kind) { return 1u << static_cast<int>(kind); }
 
 // What the kernel receives. Strides count elements. Rows of q and kv are aligned to 16 bytes.
 struct KernelParams {
@@ -68,7 +78,7 @@ struct KernelParams {
   int64_t kv_row_bytes;
   const int32_t* topk_indices;  // [T_q, K]
   int64_t topk_indices_row_stride;
-  const int32_t* extents;  // [T_q], last counted slot + 1
+  const int32_t* extents;  // [T_q], last counted slot + 1; read without a plan
   const float* attn_sink;  // [H] or null
 
   __nv_bfloat16* out;  // [T_q, H, 512]
@@ -76,9 +86,17 @@ struct KernelParams {
   float* lse;          // [T_q, H]
   float* max_logits;   // [T_q, H] or null
 
-  int64_t items;  // item = token << head_blocks_log2 | block of 64 heads
+  selection::PlanView plan;  // items null: every row is an item
+  uint32_t kinds;            // kind_bits of the plan's items to walk
+  int group_log2;            // of G, the most tokens of an item; 0 without a plan
+  uint8_t* not_finite;  // [T_q][kValueWarps], flags by item of the plan: 1 where the warp's part
+                        // of O is not finite; written of items of several tokens. Null if G is 1
+
+  int64_t items;  // without a plan; with one, as many there can be.
+                  // Item = (token or item of the plan) << head_blocks_log2 | block of 64 heads
   int head_blocks_log2;
   int heads;
+  int inverse_heads;  // 2^16 / H, rounded up: r * it >> 16 is r / H for the rows of a tile
   int t_k;
   float softmax_scale;
   float softmax_scale_log2e;

@@ -1,12 +1,17 @@
-// Sparse MLA attention, forward, on Hopper: one query row and up to 64 heads an item.
+// Sparse MLA attention, forward, on Hopper: up to 64 query rows an item, over the item's keys.
 //
 //   S = softmax_scale q k,  P = softmax_j(S, and the sink),  out = sum_j P kv[i_j, :512]
 //   lse = ln sum_j exp(S),  max_logits = max_j S
 //
-// Inputs and outputs: KernelParams in config.h. Slots without a key are zero rows with P = 0.
-// Tile rows past the item's last head repeat it and are not stored.
+// Inputs and outputs: KernelParams in config.h. A row of a tile is a token and a head. An item is
+//   without a plan: a token and up to 64 of its heads, over the token's slots;
+//   with one: an item of the plan (selection/plan_format.h), of one token or, while all their heads
+//   fit, of several. Keys: the slots of a token, the list of a union, or consecutive numbers.
+// A word of validity bits per token and 32 keys says which keys are the token's; the others have
+// P = 0, like slots without a key, which are zero rows. Tile rows past the item's last repeat it
+// and are not stored.
 //
-// Grid: one CTA per SM, items blockIdx.x, + gridDim.x, ...    Tile: 64 heads x 64 keys.
+// Grid: one CTA per SM, items blockIdx.x, + gridDim.x, ...    Tile: 64 rows x 64 keys.
 // Warpgroups                                                                       registers
 //   0     producer: cp.async gather of 32-key slots into the ring, validity words        40
 //   1     score: S, masks, online softmax, P; lse, max_logits                            152
@@ -14,31 +19,37 @@
 // The softmax is taken against a reference maximum that moves only when the true one outgrows it
 // by 2^8; P and its sum share it, so the result is exact and O is almost never rescaled.
 //
+// A NaN or infinity in a value reaches every row of its item, because 0 * NaN is NaN. Where O of an
+// item of several tokens is not finite, the value warps flag it. When the CTA has walked its items
+// and one is flagged, it does the tokens of flagged items again, each alone over its own slots: the
+// repair.
+//
 // Shared memory, bytes (D = 576 / 512): q 73728 / 65536, ring 147456 / 131072, P 8192, the rest
-// 640, padded: 230400 / 205824. The ring consists of groups of eight keys, each block after block
+// 756, padded: 230400 / 205824. The ring consists of groups of eight keys, each block after block
 // in the 128-byte swizzle: one copy is the K operand of S and, transposed, the V operand.
 //
-// Barriers
-//   kv_full[slot]   128 cp.async + 1 of 0   1 waits, parity 0     keys and validity word are there
-//   kv_empty[slot]  8 warps of 2, 3, 4 of 1 0 waits, parity 1     O has read them, S before; 1 has
-//                                                                 read the validity word
+// Barriers; G is the most tokens of an item
+//   kv_full[slot]   128 cp.async + G of 0   1 waits, parity 0     keys and validity words are there
+//   kv_empty[slot]  8 warps of 2, 3;        0 waits, parity 1     O has read them, S before; 1 has
+//                   4 G lanes of 1                                read the validity words
 //   p_full          32 lanes of 1           2, 3 wait, parity 0   P and alpha are there
 //   p_empty[half]   64 lanes of 2, 3        1 waits, parity 1     O has read this half of P (and
 //                                                                 alpha, before)
 //   inverse_full    32 lanes of 1           2, 3 wait, parity 0   the item's inverse is there
 //   inverse_empty   256 threads of 2, 3     1 waits, parity 1     it has been read
+//   walk_end        all threads             all wait, parity 0    the flags are there
 // Named barrier kScoreQuery: 1 meets; q may be overwritten, it is there.
 // Every lane that writes or reads alpha, an inverse or a validity word arrives itself: racecheck
 // follows neither one lane's arrival for its warp nor named barriers of a part of the block.
 //
 // Rounded to BF16: P, as operand of the second product (its sum is not), and out. All else is FP32.
-// S is summed in parts (kSums in config.h). The order of every sum depends on the row's slots
-// alone.
+// S is summed in parts (kSums in config.h). The order of every sum is that of the item's keys.
 #pragma once
 
 #include <cmath>
 
 #include "attention/sm90/forward/config.h"
+#include "attention/sm90/forward_common.cuh"
 #include "core/cuda/ptx.cuh"
 #include "core/cuda/wgmma.cuh"
 
@@ -48,32 +59,132 @@ using namespace core::cuda;
 
 inline constexpr int kScoreQuery = 1;  // named barrier
 
-inline constexpr float kLog2E = 1.4426950408889634f;
-inline constexpr float kLn2 = 0.6931471805599453f;
-inline constexpr float kMaximumSlack = 8.f;  // log2 of how far P may outgrow 1
-inline constexpr unsigned kAllLanes = 0xFFFFFFFFu;
-
 // ------------------------------------------------------------------------------ small things
 
+// Query rows of one tile: `heads` heads of each of `tokens` neighbouring tokens. Tile row r is head
+// r % heads of token r / heads; rows past the last repeat it.
 struct Item {
-  int64_t token;
+  int64_t token;  // the first
+  int tokens;     // more than one only if all heads of the call fit
   int first_head;
-  int heads;   // of the tile's 64 rows
-  int extent;  // slots to look at, 0: a row without keys
+  int heads;
+  selection::ItemKind kind;
+  int keys;       // to look at, 0: no token has any
+  int first_key;  // of a range
+  int64_t index;  // in the plan
+
+  __device__ __forceinline__ int rows() const { return tokens * heads; }
 };
 
-__device__ __forceinline__ Item item_at(const KernelParams& p, int64_t index) {
-  Item item;
-  item.token = index >> p.head_blocks_log2;
-  item.first_head = static_cast<int>(index & ((1 << p.head_blocks_log2) - 1)) * 64;
-  item.heads = min(p.heads - item.first_head, 64);
-  item.extent = __ldg(p.extents + item.token);
+// The token of tile row `row` within its item.
+__device__ __forceinline__ int token_of(const KernelParams& p, const Item& item, int row) {
+  return min(row, item.rows() - 1) * p.inverse_heads >> 16;
+}
+
+__device__ __forceinline__ selection::PlanItem plan_item_at(const KernelParams& p, int64_t index) {
+  const int4* from = reinterpret_cast<const int4*>(p.plan.items + index);
+  const int4 low = __ldg(from);
+  selection::PlanItem item{};
+  item.first_row = low.x;
+  item.rows = low.y;
+  item.kind = static_cast<selection::ItemKind>(low.z);
+  item.keys = low.w;
+  item.first_key = __ldg(&p.plan.items[index].first_key);
   return item;
 }
 
+// The items of this CTA, one after the other, then the repairs; every warpgroup walks them alike.
+class Walk {
+ public:
+  __device__ __forceinline__ explicit Walk(const KernelParams& p)
+      : index_(blockIdx.x),
+        count_(p.plan.items == nullptr
+                   ? p.items
+                   : static_cast<int64_t>(__ldg(p.plan.item_count)) << p.head_blocks_log2) {}
+
+  template <typename Config>
+  __device__ __forceinline__ bool next(const KernelParams& p, SharedStorage<Config>& shared,
+                                       Item& item) {
+    for (;; index_ += gridDim.x) {
+      if (index_ >= count_) {
+        if (is_repair_ || p.not_finite == nullptr) return false;
+        barrier_arrive(&shared.walk_end);
+        barrier_wait(&shared.walk_end, 0);
+        if (!__any_sync(kAllLanes, shared.repairs != 0)) return false;
+        is_repair_ = true;
+        index_ = blockIdx.x;
+      }
+      item.index = index_ >> p.head_blocks_log2;
+      item.first_head = static_cast<int>(index_ & ((1 << p.head_blocks_log2) - 1)) * 64;
+      item.heads = min(p.heads - item.first_head, 64);
+      if (p.plan.items == nullptr) {
+        take_row(item, item.index, p.extents);
+      } else {
+        const selection::PlanItem planned = plan_item_at(p, item.index);
+        if (!walks(p, planned.kind)) {
+          pass_over(p);
+          continue;
+        }
+        if (is_repair_) {
+          if (planned.rows == 1 || !is_flagged(p, item.index)) continue;
+          take_row(item, planned.first_row + repaired_, p.plan.row_keys);
+          if (++repaired_ < planned.rows) return true;
+          repaired_ = 0;
+        } else {
+          item.token = planned.first_row;
+          item.tokens = planned.rows;
+          item.kind = planned.kind;
+          item.keys = planned.keys;
+          item.first_key = planned.first_key;
+        }
+      }
+      index_ += gridDim.x;
+      return true;
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ bool walks(const KernelParams& p, selection::ItemKind kind) {
+    return p.kinds >> static_cast<int>(kind) & 1;
+  }
+
+  // To the last of the items from index_ on that are not walked; a warp looks at 32 at a time.
+  __device__ __forceinline__ void pass_over(const KernelParams& p) {
+    for (;; index_ += 32 * int64_t{gridDim.x}) {
+      const int64_t index = index_ + int64_t{threadIdx.x % 32 + 1} * gridDim.x;
+      const bool stops =
+          index >= count_ || walks(p, plan_item_at(p, index >> p.head_blocks_log2).kind);
+      const uint32_t lanes = __ballot_sync(kAllLanes, stops);
+      if (lanes == 0) continue;
+      index_ += int64_t{__ffs(static_cast<int>(lanes)) - 1} * gridDim.x;
+      return;
+    }
+  }
+
+  static __device__ __forceinline__ void take_row(Item& item, int64_t token,
+                                                  const int32_t* extents) {
+    item.token = token;
+    item.tokens = 1;
+    item.kind = selection::ItemKind::kSlots;
+    item.keys = __ldg(extents + token);
+    item.first_key = 0;
+  }
+
+  // Written by the value warps of this CTA.
+  static __device__ __forceinline__ bool is_flagged(const KernelParams& p, int64_t index) {
+    const auto* flags = reinterpret_cast<const volatile uint64_t*>(p.not_finite);
+    return __any_sync(kAllLanes, flags[index] != 0);
+  }
+
+  int64_t index_;
+  int64_t count_;
+  bool is_repair_ = false;
+  int repaired_ = 0;  // tokens of this item
+};
+
 template <typename Config>
 __device__ __forceinline__ int tiles_of(const Item& item) {
-  return (item.extent + Config::kTileKeys - 1) / Config::kTileKeys;
+  return (item.keys + Config::kTileKeys - 1) / Config::kTileKeys;
 }
 
 // Place in the ring, and the parity that the next wait for it uses.
@@ -90,12 +201,6 @@ struct RingPosition {
     }
   }
 };
-
-// Everything this warp wrote or read before is behind the arrival.
-__device__ __forceinline__ void warp_arrive(uint64_t* barrier, int lane) {
-  __syncwarp();
-  if (lane == 0) barrier_arrive(barrier);
-}
 
 // ------------------------------------------------------------------------------ producer
 
@@ -114,10 +219,92 @@ __device__ __forceinline__ void gather(uint32_t to, const char* kv, int64_t row_
   }
 }
 
-// Slots are read four ahead: one ahead costs a global load's latency every time.
+// The keys of an item: lane i of a warp reads key i of a slot.
+template <typename Config>
+class ItemKeys {
+ public:
+  __device__ __forceinline__ ItemKeys(const KernelParams& p, const Item& item)
+      : entries_(item.kind == selection::ItemKind::kUnion
+                     ? p.plan.lists + item.token * p.plan.topk
+                     : p.topk_indices + item.token * p.topk_indices_row_stride) {}
+
+  // What stands there; -1 behind the last.
+  __device__ __forceinline__ int at(const Item& item, int slot, int lane) const {
+    const int position = slot * Config::kSlotKeys + lane;
+    if (position >= item.keys) return -1;
+    if (item.kind == selection::ItemKind::kRange) return item.first_key + position;
+    return __ldg(entries_ + position);
+  }
+
+ private:
+  const int32_t* entries_;  // of items that are no range
+};
+
+// Bits 0..n-1, for any n.
+__device__ __forceinline__ uint32_t bits_below(int n) {
+  return n >= 32 ? ~0u : (1u << max(n, 0)) - 1;
+}
+
+// Which keys of an item count for its tokens: lane r of a warp makes the validity words of token r,
+// slot after slot. A union's words are read four slots at a time, four ahead.
+template <typename Config>
+class ItemMasks {
+ public:
+  static constexpr int kAhead = 4;
+
+  __device__ __forceinline__ ItemMasks(const KernelParams& p, const Item& item, int lane)
+      : token_(min(lane, item.tokens - 1)) {
+    if (item.kind == selection::ItemKind::kRange) {
+      const int64_t token = item.token + token_;
+      const int keys = __ldg(p.plan.row_keys + token);
+      if (keys > 0) first_ = __ldg(p.plan.row_first + token) - item.first_key;
+      end_ = first_ + keys;
+    }
+    next_ = read(p, item, 0, lane);
+  }
+
+  // Before slots first .. first + 3 of the item.
+  __device__ __forceinline__ void advance(const KernelParams& p, const Item& item, int first,
+                                          int lane) {
+    words_ = next_;
+    next_ = read(p, item, first + kAhead, lane);
+  }
+
+  // Of slot first + i, in which the keys with a bit in `keys` exist.
+  __device__ __forceinline__ uint32_t word(const Item& item, int first, int i,
+                                           uint32_t keys) const {
+    if (item.kind == selection::ItemKind::kUnion) {
+      return __shfl_sync(kAllLanes, words_, i * item.tokens + token_);
+    }
+    if (item.kind == selection::ItemKind::kSlots) return keys;
+    const int at = (first + i) * Config::kSlotKeys;
+    return bits_below(end_ - at) & ~bits_below(first_ - at);
+  }
+
+ private:
+  // Lane i * tokens + r: the word of token r in slot first + i of a union.
+  static __device__ __forceinline__ uint32_t read(const KernelParams& p, const Item& item,
+                                                  int first, int lane) {
+    if (item.kind != selection::ItemKind::kUnion) return 0;
+    const int at = first * item.tokens + lane;
+    if (at >= chunks(item.keys) * item.tokens) return 0;
+    return __ldg(p.plan.masks + (item.token << p.group_log2) * chunks(p.plan.topk) + at);
+  }
+
+  static __device__ __forceinline__ int chunks(int keys) {
+    return (keys + Config::kSlotKeys - 1) / Config::kSlotKeys;
+  }
+
+  int token_;
+  uint32_t words_ = 0, next_;
+  int first_ = 0, end_ = 0;  // of the token's part of a range, from the item's first key
+};
+
+// Gathers the items' keys and writes the validity words. Keys are read four slots ahead: one ahead
+// costs a global load's latency every time.
 template <typename Config>
 __device__ __forceinline__ void produce(const KernelParams& p, SharedStorage<Config>& shared) {
-  constexpr int kAhead = 4;
+  constexpr int kAhead = ItemMasks<Config>::kAhead;
   const int thread = threadIdx.x & 127, lane = thread & 31, row = thread >> 3, piece = thread & 7;
   const uint64_t policy = l2_keep_policy();
   const char* kv = reinterpret_cast<const char*>(p.kv) + piece * 16;
@@ -125,35 +312,33 @@ __device__ __forceinline__ void produce(const KernelParams& p, SharedStorage<Con
                       (row & 7) * 128 + ((piece ^ (row & 7)) << 4);
   RingPosition<Config> ring{0, 1};
 
-  for (int64_t index = blockIdx.x; index < p.items; index += gridDim.x) {
-    const Item item = item_at(p, index);
-    const int32_t* entries = p.topk_indices + item.token * p.topk_indices_row_stride;
+  Item item;
+  for (Walk walk(p); walk.next(p, shared, item);) {
     const int slots = tiles_of<Config>(item) * Config::kTileSlots;
-    const auto entry_of = [&](int slot) {
-      const int position = slot * Config::kSlotKeys + lane;
-      return position < item.extent ? __ldg(entries + position) : -1;
-    };
+    const ItemKeys<Config> keys(p, item);
     int ahead[kAhead];
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) ahead[i] = entry_of(i);
+    for (int i = 0; i < kAhead; ++i) ahead[i] = keys.at(item, i, lane);
+    ItemMasks<Config> masks(p, item, lane);
 
     for (int first = 0; first < slots; first += kAhead) {
+      masks.advance(p, item, first, lane);
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
         if (first + i >= slots) break;
         const bool counts = static_cast<unsigned>(ahead[i]) < static_cast<unsigned>(p.t_k);
-        const uint32_t valid = __ballot_sync(kAllLanes, counts);
+        const uint32_t valid = masks.word(item, first, i, __ballot_sync(kAllLanes, counts));
         const int key = counts ? ahead[i] : -1;
         const int key_a = __shfl_sync(kAllLanes, key, row);
         const int key_b = __shfl_sync(kAllLanes, key, row + 16);
-        ahead[i] = entry_of(first + i + kAhead);
+        ahead[i] = keys.at(item, first + i + kAhead, lane);
 
         barrier_wait(&shared.kv_empty[ring.slot], ring.parity);
         gather<Config>(to + ring.slot * Config::kSlotBytes, kv, p.kv_row_bytes, key_a, key_b,
                        policy);
         barrier_arrive_cp_async(&shared.kv_full[ring.slot]);
-        if (thread == 0) {
-          shared.valid[ring.slot] = valid;
+        if (thread < 1 << p.group_log2) {
+          shared.valid[ring.slot][thread] = valid;
           barrier_arrive(&shared.kv_full[ring.slot]);
         }
         ring.advance(1);
@@ -169,24 +354,32 @@ struct Softmax {
   float reference[2] = {-INFINITY, -INFINITY};  // scaled, log2 units
   float top[2] = {-INFINITY, -INFINITY};        // the true maximum, unscaled; NaN stays
   float sum[2] = {0.f, 0.f};                    // of this lane's columns
+  uint32_t seen[2] = {0, 0};                    // not 0: a key counted, in lanes 0 (mod 4)
 };
 
-// The item's query rows into shared memory.
+// The item's query rows into shared memory, all of them in flight at once: loads through registers
+// would wait for the memory several times. A thread copies piece `piece` of every block of four
+// rows.
 template <typename Config>
 __device__ __forceinline__ void load_query(const KernelParams& p, SharedStorage<Config>& shared,
                                            const Item& item) {
-  constexpr int kPieces = Config::kBlocks * 8;  // of 16 bytes, of a row
-  const int thread = threadIdx.x & 127, last = item.heads - 1;
-  const __nv_bfloat16* q = p.q + item.token * p.q_row_stride + item.first_head * p.q_head_stride;
+  const int thread = threadIdx.x & 127, first_row = thread >> 3, piece = thread & 7;
+  const __nv_bfloat16* q =
+      p.q + item.token * p.q_row_stride + item.first_head * p.q_head_stride + piece * 8;
+  const int64_t token_gap = p.q_row_stride - p.heads * p.q_head_stride;  // beyond the next head
+  const uint32_t to = shared_address(shared.q) + first_row * 128 + ((piece ^ (first_row & 7)) << 4);
 
   named_sync(kScoreQuery, 128);
-#pragma unroll 4
-  for (int i = 0; i < Config::kHeads * kPieces / 128; ++i) {
-    const int row = (i * 128 + thread) / kPieces, piece = (i * 128 + thread) % kPieces;
-    const uint4* from = reinterpret_cast<const uint4*>(q + min(row, last) * p.q_head_stride);
-    uint8_t* to = shared.q + (piece >> 3) * Config::kBlockBytes + row * 128;
-    *reinterpret_cast<uint4*>(to + (((piece & 7) ^ (row & 7)) << 4)) = __ldg(from + piece);
+#pragma unroll
+  for (int i = 0; i < Config::kRows; i += 16) {
+    const int row = min(first_row + i, item.rows() - 1);
+    const __nv_bfloat16* from = q + row * p.q_head_stride + token_of(p, item, row) * token_gap;
+#pragma unroll
+    for (int block = 0; block < Config::kBlocks; ++block) {
+      cp_async_16(to + block * Config::kBlockBytes + i * 128, from + block * 64, 16);
+    }
   }
+  cp_async_wait_all();
   fence_async_shared();
   named_sync(kScoreQuery, 128);
 }
@@ -218,24 +411,31 @@ __device__ __forceinline__ void add_sums(float (&sums)[kSums][32]) {
   }
 }
 
-// The validity words of the tile from `slot` on, shifted to this lane's first column.
+// The validity words of the tile from `slot` on: lane i << group_log2 | token has that of slot i.
 template <typename Config>
-__device__ __forceinline__ void take_validity(SharedStorage<Config>& shared, int slot,
-                                              uint32_t (&words)[Config::kTileSlots]) {
+__device__ __forceinline__ uint32_t take_validity(const KernelParams& p,
+                                                  SharedStorage<Config>& shared, int slot) {
   const int lane = threadIdx.x & 31;
-  uint32_t word = 0;
-  if (lane < Config::kTileSlots) {
-    word = shared.valid[slot + lane];
-    barrier_arrive(&shared.kv_empty[slot + lane]);
-  }
+  if (lane >= Config::kTileSlots << p.group_log2) return 0;
+  const int from = slot + (lane >> p.group_log2), token = lane & ((1 << p.group_log2) - 1);
+  const uint32_t word = shared.valid[from][token];
+  barrier_arrive(&shared.kv_empty[from]);
+  return word;
+}
+
+// Of take_validity's words those of one token, shifted to this lane's first column.
+template <typename Config>
+__device__ __forceinline__ void validity_of(const KernelParams& p, uint32_t words_of_tile,
+                                            int token, uint32_t (&words)[Config::kTileSlots]) {
 #pragma unroll
   for (int i = 0; i < Config::kTileSlots; ++i) {
-    words[i] = __shfl_sync(kAllLanes, word, i) >> (2 * (lane & 3));
+    words[i] =
+        __shfl_sync(kAllLanes, words_of_tile, i << p.group_log2 | token) >> (2 * (threadIdx.x & 3));
   }
 }
 
-// Row `half` of this lane (see Softmax) of one tile: `words` are the validity bits of its slots,
-// shifted to the lane's first column. Gives P as BF16 pairs and returns alpha.
+// Row `half` of this lane (see Softmax) of one tile, whose validity words are `words`. Gives P as
+// BF16 pairs and returns alpha.
 __device__ __forceinline__ float softmax_row(Softmax& softmax, int half, float (&s)[32],
                                              const uint32_t (&words)[2], float scale_log2e,
                                              uint32_t (&pairs)[2][8]) {
@@ -252,6 +452,7 @@ __device__ __forceinline__ float softmax_row(Softmax& softmax, int half, float (
   top = max_keep_nan(top, __shfl_xor_sync(kAllLanes, top, 1));
   top = max_keep_nan(top, __shfl_xor_sync(kAllLanes, top, 2));
   softmax.top[half] = max_keep_nan(softmax.top[half], top);
+  softmax.seen[half] |= words[0] | words[1];
 
   float alpha = 1.f;
   const float scaled = top * scale_log2e;
@@ -299,20 +500,8 @@ __device__ __forceinline__ void store_probabilities(SharedStorage<Config>& share
   }
 }
 
-// 1 / (sum + 2^(sink - reference)); sink in log2 units, -inf for none. Neither infinite sinks nor
-// those far from the reference make NaN; 2^x of a large |x| stays subnormal, hence exp2f.
-__device__ __forceinline__ float inverse_denominator(float sum, float reference, float sink) {
-  if (sink == -INFINITY) return 1.f / sum;
-  const float above = sink - reference;
-  if (above > 0) {
-    const float shrink = exp2f(-above);
-    return shrink / (sum * shrink + 1.f);
-  }
-  return 1.f / (sum + exp2f(above));
-}
-
-// lse and max_logits of the item, and the inverse for the value warps. All of it is right for a
-// row without keys, too: a maximum of -inf and a sum of zero.
+// lse and max_logits of the item, and the inverse for the value warps. A row without keys has a
+// maximum of -inf and a sum of zero.
 template <typename Config>
 __device__ __forceinline__ void finish_rows(const KernelParams& p, SharedStorage<Config>& shared,
                                             const Item& item, Softmax& softmax, uint32_t parity) {
@@ -326,14 +515,16 @@ __device__ __forceinline__ void finish_rows(const KernelParams& p, SharedStorage
   if ((lane & 3) == 0) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = warp * 16 + (lane >> 2) + 8 * half, head = item.first_head + row;
-      const bool live = row < item.heads;
+      const int row = warp * 16 + (lane >> 2) + 8 * half;
+      const int head = item.first_head + row - token_of(p, item, row) * item.heads;
+      const bool live = row < item.rows();
       const float sum = softmax.sum[half], reference = softmax.reference[half];
       const float sink =
           live && p.attn_sink != nullptr ? __ldg(p.attn_sink + head) * kLog2E : -INFINITY;
-      shared.inverse[row] = item.extent == 0 ? 0.f : inverse_denominator(sum, reference, sink);
+      shared.inverse[row] =
+          softmax.seen[half] == 0 ? 0.f : inverse_denominator(sum, reference, sink);
       if (live) {
-        const int64_t at = item.token * p.heads + head;
+        const int64_t at = item.token * p.heads + item.first_head + row;
         p.lse[at] = (reference + log2f(sum)) * kLn2;
         if (p.max_logits != nullptr) p.max_logits[at] = softmax.top[half] * p.softmax_scale;
       }
@@ -350,18 +541,19 @@ __device__ __forceinline__ void score(const KernelParams& p, SharedStorage<Confi
   RingPosition<Config> ring{0, 0};
   uint32_t p_parity = 1, inverse_parity = 1;
 
-  for (int64_t index = blockIdx.x; index < p.items; index += gridDim.x) {
-    const Item item = item_at(p, index);
+  Item item;
+  for (Walk walk(p); walk.next(p, shared, item);) {
     const int tiles = tiles_of<Config>(item);
+    const int row = (threadIdx.x & 127) / 32 * 16 + (threadIdx.x & 31) / 4;
+    const int tokens[2] = {token_of(p, item, row), token_of(p, item, row + 8)};
     Softmax softmax;
     if (tiles > 0) load_query(p, shared, item);
     for (int tile = 0; tile < tiles; ++tile) {
       barrier_wait(&shared.kv_full[ring.slot], ring.parity);
       barrier_wait(&shared.kv_full[ring.slot + 1], ring.parity);
       fence_async_shared();
+      const uint32_t words_of_tile = take_validity(p, shared, ring.slot);
       issue_scores<Config>(sums, query, ring_keys + ring.slot * (Config::kSlotBytes >> 4));
-      uint32_t words[Config::kTileSlots];
-      take_validity(shared, ring.slot, words);
       ring.advance(Config::kTileSlots);
       wgmma_wait<0>();
       float(&s)[32] = sums[0];
@@ -371,6 +563,8 @@ __device__ __forceinline__ void score(const KernelParams& p, SharedStorage<Confi
       float alpha[2];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
+        uint32_t words[Config::kTileSlots];
+        validity_of<Config>(p, words_of_tile, tokens[half], words);
         alpha[half] = softmax_row(softmax, half, s, words, p.softmax_scale_log2e, pairs);
       }
       store_probabilities(shared, pairs, alpha, p_parity);
@@ -432,37 +626,13 @@ __device__ __forceinline__ void issue_values(Output& o, uint64_t probabilities, 
   wgmma_commit();
 }
 
-__device__ __forceinline__ void store_16_bytes(__nv_bfloat16* to, const uint32_t (&words)[4],
-                                               bool aligned) {
-  if (aligned) {
-    *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
-    return;
-  }
-  uint16_t* halves = reinterpret_cast<uint16_t*>(to);
+// Whether an element is infinite or NaN: of a key that some token of the item did not select, too,
+// because its P of 0 times that is NaN.
+__device__ __forceinline__ bool is_not_finite(const Output& o) {
+  float zeros[4] = {};
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    halves[2 * i] = static_cast<uint16_t>(words[i]);
-    halves[2 * i + 1] = static_cast<uint16_t>(words[i] >> 16);
-  }
-}
-
-// Transposes the 4 x 4 words of four neighbouring lanes: word i of lane j becomes word j of lane i.
-__device__ __forceinline__ void transpose_quad(uint32_t (&words)[4], int lane) {
-  const bool odd = lane & 1, upper = lane & 2;
-  uint32_t a = __shfl_xor_sync(kAllLanes, odd ? words[0] : words[1], 1);
-  uint32_t b = __shfl_xor_sync(kAllLanes, odd ? words[2] : words[3], 1);
-  if (odd) {
-    words[0] = a, words[2] = b;
-  } else {
-    words[1] = a, words[3] = b;
-  }
-  a = __shfl_xor_sync(kAllLanes, upper ? words[0] : words[2], 2);
-  b = __shfl_xor_sync(kAllLanes, upper ? words[1] : words[3], 2);
-  if (upper) {
-    words[0] = a, words[1] = b;
-  } else {
-    words[2] = a, words[3] = b;
-  }
+  for (int i = 0; i < 128; ++i) zeros[i % 4] = fmaf(o.at(i), 0.f, zeros[i % 4]);
+  return zeros[0] + zeros[1] + zeros[2] + zeros[3] != 0.f;
 }
 
 // This warpgroup's 256 channels of the item's rows, each times its inverse denominator.
@@ -475,7 +645,7 @@ __device__ __forceinline__ void store_output(const KernelParams& p, const Item& 
   for (int half = 0; half < 2; ++half) {
     const int64_t at = item.token * p.heads + item.first_head + row + 8 * half;
     __nv_bfloat16* to = p.out + at * Config::kValueDim + first_channel + 8 * (lane & 3);
-    const bool live = row + 8 * half < item.heads;
+    const bool live = row + 8 * half < item.rows();
 #pragma unroll
     for (int i = 0; i < 32; i += 4) {
       uint32_t words[4];
@@ -502,8 +672,8 @@ __device__ __forceinline__ void value(const KernelParams& p, SharedStorage<Confi
   int slot = 0;
 
   uint32_t p_parity = 0, inverse_parity = 0;
-  for (int64_t index = blockIdx.x; index < p.items; index += gridDim.x) {
-    const Item item = item_at(p, index);
+  Item item;
+  for (Walk walk(p); walk.next(p, shared, item);) {
     const int tiles = tiles_of<Config>(item);
     Output o = {};
     for (int tile = 0; tile < tiles; ++tile) {
@@ -530,6 +700,12 @@ __device__ __forceinline__ void value(const KernelParams& p, SharedStorage<Confi
     const volatile float* inverses = shared.inverse + row;
     const float inverse[2] = {inverses[0], inverses[8]};
     barrier_arrive(&shared.inverse_empty);
+    if (item.tokens > 1) {
+      const bool flag = __any_sync(kAllLanes, is_not_finite(o));
+      uint8_t* flags = p.not_finite + item.index * kValueWarps;
+      if (lane == 0) flags[side * 4 + (thread >> 5)] = flag;
+      if (lane == 0 && flag) atomicOr(&shared.repairs, 1u);
+    }
     store_output<Config>(p, item, o, inverse, row, side * 256);
   }
 }
@@ -537,15 +713,17 @@ __device__ __forceinline__ void value(const KernelParams& p, SharedStorage<Confi
 // ------------------------------------------------------------------------------ the kernel
 
 template <typename Config>
-__device__ __forceinline__ void init_barriers(SharedStorage<Config>& shared) {
+__device__ __forceinline__ void init(SharedStorage<Config>& shared, int group_log2) {
   for (int slot = 0; slot < Config::kSlots; ++slot) {
-    barrier_init(&shared.kv_full[slot], 128 + 1);
-    barrier_init(&shared.kv_empty[slot], 8 + 4);
+    barrier_init(&shared.kv_full[slot], 128 + (1 << group_log2));
+    barrier_init(&shared.kv_empty[slot], kValueWarps + (4 << group_log2));
   }
   barrier_init(&shared.p_full, 32);
   for (int half = 0; half < Config::kTileSlots; ++half) barrier_init(&shared.p_empty[half], 64);
   barrier_init(&shared.inverse_full, 32);
   barrier_init(&shared.inverse_empty, 256);
+  barrier_init(&shared.walk_end, Config::kThreads);
+  shared.repairs = 0;
   barrier_init_fence();
 }
 
@@ -554,7 +732,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     sparse_mla_forward_kernel(const __grid_constant__ KernelParams p) {
   extern __shared__ __align__(1024) uint8_t shared_bytes[];
   auto& shared = *reinterpret_cast<SharedStorage<Config>*>(shared_bytes);
-  if (threadIdx.x == 0) init_barriers(shared);
+  if (threadIdx.x == 0) init(shared, p.group_log2);
   __syncthreads();
 
   const int warpgroup = threadIdx.x >> 7;
