@@ -6,7 +6,8 @@
 Every operation runs on the smallest problem, on one thread, so that almost nothing but the call is
 left; the two sides take turns, batch by batch. Needs the package, and the static library of a
 release build for the C++ side. Microseconds. The overhead is that of the fastest batches, in which
-nobody else had the core; the medians tell how busy the machine was.
+nobody else had the core; the medians tell how busy the machine was. A call that autograd records
+pays for PyTorch's bookkeeping besides: the last row is that of a function that does nothing.
 """
 
 import argparse
@@ -25,6 +26,7 @@ import flashdsa
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LIMIT = 15.0  # microseconds over the C++ call
+NOTHING = "a function that does nothing"
 
 
 def build(library, folder):
@@ -91,6 +93,24 @@ def operator_calls(torch):
             "sparse_attention, gradient wanted": lambda: run(trained, kv, indices, 1.0, threads=1)}
 
 
+def autograd_calls(torch):
+    """What PyTorch takes to record a call of as many arguments, with the same tensors saved."""
+    class Nothing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, q, kv, indices, *options):
+            ctx.save_for_backward(q, kv, indices)
+            return kv.detach()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return None
+
+    q = torch.zeros(1, 1, 512, dtype=torch.bfloat16, requires_grad=True)
+    kv, indices = torch.zeros_like(q), torch.zeros(1, 1, 1, dtype=torch.int32)
+    options = (1.0, None, None, "auto", 1, False, False, None)
+    return {NOTHING: lambda: Nothing.apply(q, kv, indices, *options)}
+
+
 def summary(figures):
     return {"best": min(figures), "median": statistics.median(figures)}
 
@@ -106,9 +126,10 @@ def measure(program, batches, calls):
             lambda *shape, dtype=torch.bfloat16: torch.zeros(shape, dtype=dtype), torch.int32,
             torch.float32, torch.tensor([0, 1], dtype=torch.int32))
         suites["flashdsa.torch"] = operator_calls(torch)
+        suites["torch.autograd"] = autograd_calls(torch)
     pairs = {(suite, name): ([], []) for suite, ops in suites.items() for name in ops}
     for _ in range(batches):
-        cpp = time_cpp(program, 1, calls)
+        cpp = {**time_cpp(program, 1, calls), NOTHING: [0.0]}
         for (suite, name), (python, other) in pairs.items():
             python += time_python(suites[suite][name], 1, calls)
             other += cpp["attention_forward" if suite == "flashdsa.torch" else name]
@@ -125,17 +146,21 @@ def main():
     parser.add_argument("--batches", type=int, default=30)
     parser.add_argument("--calls", type=int, default=500, help="calls in a batch")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--commit", help="commit of the build, for the JSON objects")
     options = parser.parse_args()
+    where = {"device": platform.processor() or platform.machine(),
+             "python": platform.python_version(),
+             "build": f"{flashdsa.__version__} ({flashdsa.build_description()})"}
     if not options.json:
-        print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, "
-              f"flashdsa {flashdsa.__version__} ({flashdsa.build_description()}); microseconds")
+        print(f"{where['device']}, Python {where['python']}, flashdsa {where['build']}; "
+              "microseconds")
         print(f"{'operation':34} {'through':15} {'C++':>6} {'median':>7} {'Python':>7} "
               f"{'median':>7} {'over':>6}")
     with tempfile.TemporaryDirectory() as folder:
         program = build(options.library, folder)
         for record in measure(program, options.batches, options.calls):
             if options.json:
-                print(json.dumps(record))
+                print(json.dumps({**record, **where, "commit": options.commit}))
                 continue
             cpp, python, over = record["cpp_us"], record["python_us"], record["overhead_us"]
             mark = "" if over <= LIMIT else f"  more than {LIMIT:g}"

@@ -1,7 +1,7 @@
 """FlashDSA: DeepSeek Sparse Attention on NumPy, PyTorch and other DLPack arrays.
 
-Packed-THD metadata, the lightning indexer's top-k selection, and sparse MLA attention, forward and
-backward. The functions here are plain functions of arrays: results are new arrays of the caller's
+Packed-THD metadata, the lightning indexer's top-k selection and its gradient, and sparse MLA
+attention, forward and backward. The functions here are plain functions of arrays: results are new arrays of the caller's
 framework, on the device of the inputs. `flashdsa.torch` has the same as operators of PyTorch, with
 autograd and torch.compile.
 
@@ -11,7 +11,7 @@ device fails; the sentence names function, argument, what was expected and what 
 """
 
 from ._attention import AttentionForward, AttentionGradients, attention_backward, attention_forward
-from ._indexer import Selection, indexer_topk
+from ._indexer import IndexerGradients, Selection, indexer_backward, indexer_topk
 from ._info import BackendStatus, backends, build_description
 from ._info import version as _version
 from ._metadata import PackedMetadata, prepare_packed_metadata
@@ -24,6 +24,7 @@ __all__ = [
     "AttentionGradients",
     "BackendStatus",
     "CompactRows",
+    "IndexerGradients",
     "PackedMetadata",
     "Selection",
     "attention_backward",
@@ -31,6 +32,7 @@ __all__ = [
     "backends",
     "build_description",
     "compact_and_sort",
+    "indexer_backward",
     "indexer_topk",
     "prepare_packed_metadata",
 ]

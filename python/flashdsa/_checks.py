@@ -24,7 +24,7 @@ def type_name(value: Any) -> str:
 
 
 def is_integer(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
+    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
 
 
 def integer(operation: str, name: str, value: Any, low: int, high: int) -> int:

@@ -13,7 +13,9 @@ from ml_dtypes import bfloat16
 from ._checks import type_name
 from ._library import library
 
-HOST_DEVICES = (1, 3)  # DLPack: kDLCPU, kDLCUDAHost
+# DLPack's device types.
+HOST_DEVICES = (1, 3)  # kDLCPU, kDLCUDAHost
+CUDA = 2
 
 
 class Framework(ABC):
@@ -129,56 +131,80 @@ def readable(array: np.ndarray) -> np.ndarray:
 
 
 class DlpackFramework(Framework):
-    """Any other arrays with __dlpack__ (JAX, CuPy, tvm_ffi).
+    """Any other arrays with __dlpack__ in host memory (JAX, tvm_ffi).
 
-    Results in host memory are allocated by the library and then handed over: such arrays may not be
-    written into, JAX's for one. Results in device memory are CuPy's.
+    Results are allocated by the library and then handed over: such arrays may not be written into,
+    JAX's for one.
     """
 
     int32, float32, float64 = "int32", "float32", "float64"
 
-    def __init__(self, kind: type):
-        self.array_type = kind
-        self.kind = f"{kind.__module__}.{kind.__qualname__}"
+    def __init__(self, array: Any):
+        self.array_type = type(array)
+        self.kind = type_name(array)
+        namespace = getattr(array, "__array_namespace__", None)
         self.from_dlpack: Callable[[Any], Any] = lambda tensor: tensor
+        if namespace is not None:
+            self.from_dlpack = namespace().from_dlpack
 
     def empty(self, like: Any, shape: Sequence[int], dtype: Any) -> Any:
-        if like.__dlpack_device__()[0] in HOST_DEVICES:
-            return library.allocate(str(dtype), tvm_ffi.Shape(shape))
-        return like.__array_namespace__().empty(shape, dtype=dtype)
+        return library.allocate(str(dtype), tvm_ffi.Shape(shape))
 
     def run(self, function: Callable[..., Any], operation: str, names: Sequence[str],
             tensors: Sequence[Any], *scalars: Any) -> Any:
-        first = tensors[0]
         for position, array in enumerate(tensors[:len(names)]):
-            if array is not None and type(array) is not self.array_type:
+            if array is None:
+                continue
+            if type(array) is not self.array_type:
                 self.refuse(operation, names, position, array)
-        namespace = getattr(first, "__array_namespace__", None)
-        if namespace is not None:
-            self.from_dlpack = namespace().from_dlpack
-        device_type, device_id = first.__dlpack_device__()
-        if device_type in HOST_DEVICES:
-            return function(*tensors, 0, *scalars)
-        with tvm_ffi.use_raw_stream(tvm_ffi.device(device_type, device_id),
-                                    current_stream(operation, names[0], first)):
-            return function(*tensors, 0, *scalars)
+            if array.__dlpack_device__()[0] not in HOST_DEVICES:
+                raise TypeError(f"{operation}: {names[position]} must be a torch.Tensor or a "
+                                f"cupy.ndarray to be on a GPU, got {self.kind}")
+        return function(*tensors, 0, *scalars)
 
     def single(self, like: Any) -> Any:
         return self.float64 if str(like.dtype) == self.float64 else self.float32
 
     def result(self, tensor: Any) -> Any:
-        if isinstance(tensor, tvm_ffi.Tensor):
-            return self.from_dlpack(tensor)
-        return tensor
+        return self.from_dlpack(tensor) if isinstance(tensor, tvm_ffi.Tensor) else tensor
 
 
-def current_stream(operation: str, name: str, array: Any) -> int:
-    """The stream on which the array's framework queues its work."""
-    if type(array).__module__.partition(".")[0] == "cupy":
-        return sys.modules["cupy"].cuda.get_current_stream().ptr
-    raise TypeError(f"{operation}: {name} must be a torch.Tensor or a cupy.ndarray to be on a GPU, "
-                    f"got {type_name(array)}")
+class CupyFramework(Framework):
+    """CuPy's arrays, on CuPy's current stream. BF16 travels as uint16, as NumPy's does."""
 
+    kind = "cupy.ndarray"
+    int32, float32, float64 = NumpyFramework.int32, NumpyFramework.float32, NumpyFramework.float64
+
+    def __init__(self) -> None:
+        self.cupy = sys.modules["cupy"]
+
+    def empty(self, like: Any, shape: Sequence[int], dtype: Any) -> Any:
+        with like.device:
+            return self.cupy.empty(shape, dtype)
+
+    def run(self, function: Callable[..., Any], operation: str, names: Sequence[str],
+            tensors: Sequence[Any], *scalars: Any) -> Any:
+        mask = 0
+        arguments = []
+        for position, array in enumerate(tensors):
+            if array is not None:
+                if type(array) is not self.cupy.ndarray:
+                    self.refuse(operation, names, position, array)
+                if array.dtype == bfloat16:
+                    array = array.view(np.uint16)
+                    mask |= 1 << position
+            arguments.append(array)
+        device = tensors[0].device
+        with device, tvm_ffi.use_raw_stream(tvm_ffi.device(CUDA, device.id),
+                                            self.cupy.cuda.get_current_stream().ptr):
+            return function(*arguments, mask, *scalars)
+
+    def result(self, tensor: Any) -> Any:
+        return self.cupy.from_dlpack(tensor) if isinstance(tensor, tvm_ffi.Tensor) else tensor
+
+
+# What an array of an unknown framework must have.
+ARRAY_PARTS = ("__dlpack__", "__dlpack_device__", "shape", "dtype")
 
 _FRAMEWORKS: dict[type, Framework] = {np.ndarray: NumpyFramework()}
 
@@ -203,7 +229,10 @@ def _new_framework(operation: str, name: str, array: Any) -> Framework:
             raise TypeError(f"{operation}: {name} must be a plain torch.Tensor, "
                             f"got {type_name(array)}")
         return TORCH
-    if not issubclass(kind, np.ndarray) and hasattr(kind, "__dlpack__"):
-        return DlpackFramework(kind)
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and kind is cupy.ndarray:
+        return CupyFramework()
+    if not issubclass(kind, np.ndarray) and all(hasattr(array, part) for part in ARRAY_PARTS):
+        return DlpackFramework(array)
     raise TypeError(f"{operation}: {name} must be a numpy.ndarray, a torch.Tensor or another array "
                     f"with __dlpack__, got {type_name(array)}")

@@ -98,13 +98,14 @@ def prepare_packed_metadata(cu_seqlens: Any, total_key_tokens: int,
     framework = framework_of(name, "cu_seqlens", cu_seqlens)
     if not isinstance(query_mode, str) or query_mode not in QUERY_MODES:
         raise ValueError(f"{name}: query_mode must be contiguous or general, got {query_mode!r}")
-    *tensors, numbers = framework.run(
+    parts = framework.run(
         _prepare, name, _INPUTS, (cu_seqlens, query_indices, cu_seqlens_padded, padding_mask),
         _total_key_tokens(name, total_key_tokens), _max_seqlen(name, max_seqlen),
         QUERY_MODES[query_mode], _checks.boolean(name, "lenient", lenient),
         _checks.boolean(name, "capture_safe", capture_safe),
         _checks.boolean(name, "key_sources", key_sources),
         *_checks.options(name, backend, threads, check))
+    *tensors, numbers = parts[:]  # a slice costs a third of iterating over tvm-ffi's array
     *tensors, status = map(framework.result, tensors)
     max_seqlen_q, max_seqlen_k, total, all_nonempty = numbers
     return PackedMetadata(*tensors, max_seqlen_q, max_seqlen_k, total, all_nonempty == 1, status)

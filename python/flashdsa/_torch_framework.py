@@ -47,6 +47,9 @@ class TorchFramework(Framework):
         for name, tensor in zip(names, tensors):
             if tensor is None:
                 continue
+            if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+                raise TypeError(f"{operation}: {name} must be a plain torch.Tensor, got one of a "
+                                "transform of torch.func")
             if tensor.is_quantized:
                 raise TypeError(f"{operation}: {name} must not be quantised, got {tensor.dtype}")
             if tensor.layout != torch.strided:

@@ -149,6 +149,28 @@ void topk(OptionalTensor index_q, OptionalTensor index_k, OptionalTensor head_we
   });
 }
 
+void score_gradients(OptionalTensor index_q, OptionalTensor index_k, OptionalTensor head_weights,
+                     OptionalTensor topk_indices, OptionalTensor grad_scores,
+                     OptionalTensor topk_length, DlTensor grad_index_q, DlTensor grad_index_k,
+                     DlTensor grad_head_weights, std::int64_t bfloat16_mask, std::int64_t backend,
+                     std::int64_t mode, std::int64_t threads, bool check) {
+  translate([&] {
+    ArgumentReader reader("indexer_backward", bfloat16_mask);
+    IndexerBackwardArgs args;
+    args.index_q = reader.require("index_q", index_q);
+    args.index_k = reader.require("index_k", index_k);
+    args.head_weights = reader.require("head_weights", head_weights);
+    args.topk_indices = reader.require("topk_indices", topk_indices);
+    args.grad_scores = reader.require("grad_scores", grad_scores);
+    args.topk_length = reader.read("topk_length", topk_length);
+    args.grad_index_q = reader.read("grad_index_q", grad_index_q);
+    args.grad_index_k = reader.read("grad_index_k", grad_index_k);
+    args.grad_head_weights = reader.read("grad_head_weights", grad_head_weights);
+    const CallRuntime call(args.index_q.device, backend, mode, threads, check);
+    indexer_backward(args, call.runtime);
+  });
+}
+
 void compact(OptionalTensor indices, DlTensor sorted_indices, DlTensor lengths,
              std::int64_t bfloat16_mask, std::int64_t key_count, std::int64_t backend,
              std::int64_t mode, std::int64_t threads, bool check) {
@@ -231,6 +253,7 @@ String get_build() { return std::string(build_description()); }
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(attention_forward, flashdsa::python::forward)
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(attention_backward, flashdsa::python::backward)
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(indexer_topk, flashdsa::python::topk)
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(indexer_backward, flashdsa::python::score_gradients)
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(compact_and_sort, flashdsa::python::compact)
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(prepare_packed_metadata, flashdsa::python::metadata)
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(allocate, flashdsa::python::allocate)

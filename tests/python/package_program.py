@@ -27,19 +27,22 @@ class NumpyTensors:
 
 
 class TorchTensors:
-    """The same as tensors of PyTorch."""
+    """The same as tensors of PyTorch on a device."""
 
-    def __init__(self):
+    def __init__(self, device):
         import torch
 
         self.torch = torch
+        self.device = device
 
     def load(self, array, dtype):
         tensor = self.torch.from_numpy(array.view(np.int16).copy() if dtype == "BF16"
                                        else array.copy())
+        tensor = tensor.to(self.device)
         return tensor.view(self.torch.bfloat16) if dtype == "BF16" else tensor
 
     def store(self, result):
+        result = result.cpu()
         if result.dtype == self.torch.bfloat16:
             return result.view(self.torch.int16).numpy().view(ml_dtypes.bfloat16)
         return result.numpy()

@@ -41,17 +41,32 @@ def program(request):
         return package_program.program(package_program.NumpyTensors())
     if importlib.util.find_spec("torch") is None:
         pytest.skip("no PyTorch")
-    return package_program.program(package_program.TorchTensors())
+    return package_program.program(package_program.TorchTensors("cpu"))
+
+
+@pytest.fixture(scope="module", params=["cpu", "reference"])
+def backend(request):
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def outputs():
+def outputs(program, backend):
     """Results of the cases so far, which others must repeat."""
     return {}
 
 
+def problems_of(name, program, backend, outputs, folder):
+    return run_cases.run_case(CASES[name], run_cases.DEFAULT_CASES, folder, program, backend, True,
+                              outputs)
+
+
 @pytest.mark.parametrize("name", SELECTED)
-def test_case(name, program, outputs, tmp_path):
-    problems = run_cases.run_case(CASES[name], run_cases.DEFAULT_CASES, tmp_path, program, "cpu",
-                                  True, outputs)
-    assert problems == []
+def test_case(name, program, backend, outputs, tmp_path):
+    assert problems_of(name, program, backend, outputs, tmp_path) == []
+
+
+@pytest.mark.cuda
+def test_cases_on_a_gpu(tmp_path):
+    program, outputs = package_program.program(package_program.TorchTensors("cuda")), {}
+    problems = {name: problems_of(name, program, "sm90", outputs, tmp_path) for name in SELECTED}
+    assert {name: found for name, found in problems.items() if found} == {}

@@ -30,6 +30,25 @@ class Fake:
     shape = (1, 2)
 
 
+class Half:
+    """Has of an array what makes it look like one."""
+
+    def __dlpack__(self, **_):
+        pytest.fail("asked for memory")
+
+
+class Empty:
+    """An array that hands out something else than memory."""
+
+    shape, dtype = (20, 4), "int32"
+
+    def __dlpack__(self, **_):
+        return 3
+
+    def __dlpack_device__(self):
+        return 1, 0
+
+
 Q = problems.attention()["q"]
 KV = problems.attention()["kv"]
 INDICES = problems.attention()["topk_indices"]
@@ -41,6 +60,9 @@ CASES = {
              "__dlpack__, got list"),
     "none": (lambda: forward(q=None), TypeError, "got NoneType"),
     "no array": (lambda: forward(q=Fake()), TypeError, "got test_errors.Fake"),
+    "half an array": (lambda: forward(q=Half()), TypeError,
+                      "another array with __dlpack__, got test_errors.Half"),
+    "no memory": (lambda: flashdsa.compact_and_sort(Empty(), 3), ValueError, ""),
     "second is a list": (lambda: forward(kv=[[1.0]]), TypeError,
                          "attention_forward: kv must be a numpy.ndarray as q is, got list"),
     "second is none": (lambda: forward(kv=None), TypeError,

@@ -85,3 +85,9 @@ def test_documented_example(source, printed):
     with contextlib.redirect_stdout(output):
         exec(compile(source, "docs/python.md", "exec"), {"__name__": "example"})
     assert output.getvalue() == printed
+
+
+def test_readme_shows_the_first_example():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    source, printed = EXAMPLES[0]
+    assert f"```python\n{source}```" in readme and printed.strip() in readme

@@ -136,14 +136,74 @@ def test_gradcheck(dim, sink):
     assert torch.autograd.gradcheck(run, inputs, fast_mode=True)
 
 
-def test_only_what_the_backward_needs_is_saved():
-    case = differentiable(case_of())
+@contextlib.contextmanager
+def saved_tensors():
+    """What autograd keeps of the calls inside."""
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
+        yield saved
+
+
+def saved_bytes(tensors):
+    """A storage counts once, whoever shares it."""
+    return sum({id_of(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}.values())
+
+
+def id_of(tensor):
+    return tensor.untyped_storage()._cdata
+
+
+def test_only_what_the_backward_needs_is_saved():
+    case = differentiable(case_of())
+    with saved_tensors() as saved:
         out, lse = ft.sparse_attention(**case, return_lse=True)
     owners = {tensor.data_ptr() for tensor in
               (*(v for v in case.values() if isinstance(v, torch.Tensor)), out, lse)}
     assert {tensor.data_ptr() for tensor in saved} == owners and len(saved) == 7
+
+
+def selection_bytes(rows, width):
+    """topk_indices and topk_length, once for all layers that share the selection."""
+    return 4 * rows * width + 4 * rows
+
+
+def layer_bytes(rows, keys, heads, dim):
+    """q, kv and out in BF16, lse in float32: the formula of docs/python.md."""
+    return 2 * rows * heads * dim + 2 * keys * dim + 2 * rows * heads * 512 + 4 * rows * heads
+
+
+def test_layers_with_one_selection_save_it_once():
+    rows, keys, heads, dim, width = 20, 24, 4, 576, 8
+    layers = [differentiable(case_of(seed=seed)) for seed in range(3)]
+    shared = {name: layers[0][name] for name in ("topk_indices", "topk_length")}
+    with saved_tensors() as saved:
+        outs = [ft.sparse_attention(layer["q"], layer["kv"], softmax_scale=0.05, **shared)
+                for layer in layers]
+    storages = [id_of(tensor) for tensor in saved]
+    for tensor in shared.values():
+        assert storages.count(id_of(tensor)) == len(layers)
+    del outs
+    assert saved_bytes(saved) == (selection_bytes(rows, width)
+                                  + len(layers) * layer_bytes(rows, keys, heads, dim))
+
+
+@pytest.mark.parametrize("heads, layer_mib, four_mib", [(64, 4396, 17840), (8, 581, 2580)])
+def test_memory_of_glm_that_the_page_names(heads, layer_mib, four_mib):
+    """Fake tensors have GLM-5.2's sizes and no memory."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    rows = keys = 32768
+    dim, width = 576, 2048
+    with FakeTensorMode(), saved_tensors() as saved:
+        q = torch.empty(rows, heads, dim, dtype=torch.bfloat16, requires_grad=True)
+        kv = torch.empty(keys, 1, dim, dtype=torch.bfloat16, requires_grad=True)
+        indices = torch.empty(rows, 1, width, dtype=torch.int32)
+        length = torch.empty(rows, dtype=torch.int32)
+        ft.sparse_attention(q, kv, indices, dim**-0.5, length)
+    one, selection = layer_bytes(rows, keys, heads, dim), selection_bytes(rows, width)
+    assert saved_bytes(saved) == one + selection
+    assert round(one / 2**20) == layer_mib
+    assert round((4 * one + selection) / 2**20) == four_mib
 
 
 def test_expanded_and_strided_grad_out():
@@ -277,6 +337,17 @@ def test_operators_are_well_registered():
         torch.library.opcheck(torch.ops.flashdsa.indexer_topk.default,
                               (*(to_torch(a) for a in problems.indexer(40)), rows.starts,
                                rows.causal_lengths, 40, 8, scores, "auto", 1, None))
+    inputs, metadata = indexer_case()
+    # Its fourth test adds up all outputs in place, integers first, which PyTorch refuses.
+    torch.library.opcheck(torch.ops.flashdsa.indexer_topk.default,
+                          (*inputs, metadata.starts, metadata.causal_lengths, 40, 8, True, "auto",
+                           1, None),
+                          test_utils=("test_schema", "test_autograd_registration",
+                                      "test_faketensor"))
+    keys = scored(inputs, metadata)
+    torch.library.opcheck(torch.ops.flashdsa.indexer_backward.default,
+                          (torch.ones(40, 8), *(x.detach() for x in inputs), keys.topk_indices,
+                           "auto", 1, None))
 
 
 def test_fake_tensors_pass_through_the_operators():
@@ -390,6 +461,113 @@ def test_plain_function_refuses_to_work_in_fake_mode():
         flashdsa.attention_forward(**case)
 
 
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("moved", ["kv", "topk_indices", "topk_length", "attn_sink"])
+def test_operator_refuses_two_devices(moved, grad):
+    case = change(**{moved: lambda x: x.to("meta")})
+    case["q"].requires_grad_(grad)
+    with pytest.raises(ValueError, match=f"{moved} must be on cpu as q is, got meta"):
+        ft.sparse_attention(**case)
+
+
+def test_indexer_refuses_two_devices():
+    index_q, index_k, head_weights = (to_torch(a) for a in problems.indexer(40))
+    rows = flashdsa.prepare_packed_metadata(torch.tensor([0, 40], dtype=torch.int32), 40)
+    with pytest.raises(ValueError, match="index_k must be on cpu as index_q is, got meta"):
+        ft.indexer_topk(index_q, index_k.to("meta"), head_weights, rows, 8)
+
+
+def test_operator_takes_meta_tensors():
+    case = {name: value.to("meta") if isinstance(value, torch.Tensor) else value
+            for name, value in case_of().items()}
+    out = ft.sparse_attention(**case)
+    assert out.is_meta and out.shape == (20, 4, 512) and out.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name, other", [("q", "kv"), ("kv", "q"), ("topk_length", "q")])
+def test_operator_refuses_fake_tensors_among_others(name, other):
+    with pytest.raises(TypeError, match=f"{other} must be a fake tensor as others are"):
+        ft.sparse_attention(**change(**{name: fake}))
+
+
+@pytest.mark.parametrize("function", [flashdsa.attention_forward, ft.sparse_attention])
+@pytest.mark.parametrize("name", ["q", "kv", "topk_indices"])
+def test_storage_that_was_freed_is_refused(name, function):
+    """As FSDP frees that of parameters between uses."""
+    case = change(**{name: torch.clone})
+    case[name].untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match=f"{name} must point to .* elements, got a null pointer"):
+        function(**case)
+
+
+@pytest.mark.parametrize("name", ["q", "kv", "topk_indices", "topk_length", "attn_sink"])
+def test_tensors_may_begin_anywhere(name):
+    case = case_of()
+    want = gradients(case)
+    moved = torch.zeros(case[name].numel() + 1, dtype=case[name].dtype)[1:]
+    case[name] = moved.view(case[name].shape).copy_(case[name])
+    assert_same(gradients(case), want)
+
+
+def test_plain_function_refuses_tensors_of_a_transform():
+    case = case_of()
+    q = case.pop("q")
+    with pytest.raises(TypeError, match="q must be a plain torch.Tensor, got one of a transform"):
+        torch.vmap(lambda q: flashdsa.attention_forward(q, **case).out)(torch.stack([q, q]))
+
+
+def test_forward_mode_is_refused():
+    from torch.autograd import forward_ad
+
+    case = case_of()
+    with forward_ad.dual_level():
+        case["q"] = forward_ad.make_dual(case["q"], case["q"])
+        with pytest.raises(NotImplementedError, match="jvp"):
+            ft.sparse_attention(**case)
+
+
+def backward_case():
+    """Arguments of the plain attention_backward."""
+    case = case_of()
+    forward = flashdsa.attention_forward(**case)
+    return {**case, "out": forward.out, "lse": forward.lse,
+            "grad_out": torch.ones_like(forward.out)}
+
+
+BACKWARD_REFUSALS = {
+    "grad_out dtype": (dict(grad_out=lambda x: x.float()), TypeError, "grad_out must be bfloat16"),
+    "grad_out shape": (dict(grad_out=lambda x: x[:-1]), ValueError, "grad_out must be bfloat16 "),
+    "grad_out expanded": (dict(grad_out=lambda x: x[0, 0, 0].expand(20, 4, 512)), ValueError,
+                          "grad_out must be contiguous in its last axis"),
+    "grad_out device": (dict(grad_out=lambda x: x.to("meta")), ValueError, "grad_out must be in"),
+    "grad_out none": (dict(grad_out=lambda x: None), TypeError, "grad_out must be a tensor"),
+    "grad_out array": (dict(grad_out=to_numpy), TypeError, "grad_out must be a torch.Tensor"),
+    "out shape": (dict(out=lambda x: x[:, :, :511]), ValueError, "out must be bfloat16"),
+    "lse dtype": (dict(lse=lambda x: x.bfloat16()), TypeError, "lse must be float32"),
+    "lse shape": (dict(lse=lambda x: x[:, :-1]), ValueError, "lse must be float32"),
+    "float32 flag": (dict(grad_kv_float32=lambda x: 1), TypeError,
+                     "grad_kv_float32 must be a bool, got int"),
+}
+
+
+@pytest.mark.parametrize("name", BACKWARD_REFUSALS)
+def test_backward_refusal(name):
+    changes, kind, words = BACKWARD_REFUSALS[name]
+    case = backward_case()
+    case.update({key: make(case.get(key)) for key, make in changes.items()})
+    with pytest.raises(kind) as caught:
+        flashdsa.attention_backward(**case)
+    assert type(caught.value) is kind and f"attention_backward: {words}" in str(caught.value)
+
+
+def test_gradient_expanded_over_rows_is_read_in_place():
+    case = backward_case()
+    case["grad_out"] = torch.randn(1, 1, 512).bfloat16().expand(20, 4, 512)
+    got = flashdsa.attention_backward(**case)
+    case["grad_out"] = case["grad_out"].contiguous()
+    assert_same(got, flashdsa.attention_backward(**case))
+
+
 def test_options_of_the_operator():
     case = case_of()
     with pytest.raises(ValueError, match="backend must be one of"):
@@ -402,15 +580,110 @@ def test_options_of_the_operator():
         ft.sparse_attention(**case, check=True)
 
 
-def test_scores_have_no_gradient():
-    index_q, index_k, head_weights = (to_torch(a) for a in problems.indexer(40))
-    rows = flashdsa.prepare_packed_metadata(torch.tensor([0, 40], dtype=torch.int32), 40)
-    head_weights.requires_grad_()
-    ft.indexer_topk(index_q, index_k, head_weights, rows, 8)
-    with pytest.raises(RuntimeError, match="topk_scores have no gradient"):
-        ft.indexer_topk(index_q, index_k, head_weights, rows, 8, return_scores=True)
+# --- the scores of the indexer
+
+INDEXER = ("index_q", "index_k", "head_weights")
+
+
+def indexer_case(rows=40, dtype=None):
+    """index_q, index_k and head_weights as leaves, and the metadata of one document."""
+    arrays = [to_torch(a) for a in problems.indexer(rows)]
+    if dtype is not None:
+        arrays = [a.to(dtype) for a in arrays]
+    metadata = flashdsa.prepare_packed_metadata(torch.tensor([0, rows], dtype=torch.int32), rows)
+    return [a.requires_grad_() for a in arrays], metadata
+
+
+def scored(inputs, metadata, width=8, **options):
+    return ft.indexer_topk(*inputs, metadata, width, return_scores=True, **options)
+
+
+def test_gradients_of_scores_are_those_of_the_plain_function():
+    inputs, metadata = indexer_case()
+    keys = scored(inputs, metadata)
+    assert not keys.topk_indices.requires_grad and not keys.topk_length.requires_grad
+    grad_scores = torch.randn(keys.topk_scores.shape,
+                              generator=torch.Generator().manual_seed(4))
+    keys.topk_scores.backward(grad_scores)
+    want = flashdsa.indexer_backward(*(x.detach() for x in inputs), keys.topk_indices, grad_scores)
+    assert_same([x.grad for x in inputs], want)
+
+
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
+def test_gradients_of_scores_against_float32_pytorch(weights):
+    (index_q, index_k, head_weights), metadata = indexer_case()
+    inputs = [index_q, index_k, head_weights.detach().to(weights).requires_grad_()]
+    keys = scored(inputs, metadata)
+    indices = keys.topk_indices[:, 0].long()
+    grad_scores = torch.randn(indices.shape, generator=torch.Generator().manual_seed(5))
+    got = torch.autograd.grad(keys.topk_scores, inputs, grad_scores)
+
+    q, k, w = (x.detach().float().requires_grad_() for x in inputs)
+    dots = torch.relu(torch.einsum("thc,tjc->thj", q, k[indices.clamp(min=0)]))
+    scores = torch.einsum("th,thj->tj", w, dots)
+    want = torch.autograd.grad(scores, [q, k, w], grad_scores * (indices >= 0))
+    for name, tensor, a, b in zip(INDEXER, inputs, got, want):
+        assert a.dtype == tensor.dtype
+        error = (a.float() - b).norm() / b.norm()
+        assert error <= 1e-2, f"{name}: {error}"
+
+
+def test_gradcheck_of_scores():
+    inputs, metadata = indexer_case(5, torch.float64)
+
+    def run(*inputs):
+        return scored(inputs, metadata, 3, backend="reference").topk_scores.clamp(min=-1e9)
+
+    assert torch.autograd.gradcheck(run, inputs, fast_mode=True)
+
+
+def test_expanded_gradient_of_scores():
+    inputs, metadata = indexer_case()
+    got = torch.autograd.grad(scored(inputs, metadata).topk_scores.sum(), inputs)
+    scores = scored(inputs, metadata).topk_scores
+    assert_same(got, torch.autograd.grad(scores, inputs, torch.ones_like(scores)))
+
+
+def test_selection_alone_has_no_gradient():
+    inputs, metadata = indexer_case()
+    assert not ft.indexer_topk(*inputs, metadata, 8).topk_indices.requires_grad
     with torch.no_grad():
-        ft.indexer_topk(index_q, index_k, head_weights, rows, 8, return_scores=True)
+        assert not scored(inputs, metadata).topk_scores.requires_grad
+
+
+def test_second_derivative_of_scores_is_refused():
+    inputs, metadata = indexer_case()
+    scores = scored(inputs, metadata).topk_scores[8:]
+    grad, = torch.autograd.grad(scores.square().sum(), inputs[0], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()
+
+
+def test_only_what_the_gradient_of_scores_needs_is_saved():
+    inputs, metadata = indexer_case()
+    with saved_tensors() as saved:
+        keys = scored(inputs, metadata)
+    assert {id_of(x) for x in saved} == {id_of(x) for x in (*inputs, keys.topk_indices)}
+
+
+def test_compiled_scores_have_the_same_gradients():
+    torch._dynamo.reset()
+    inputs, metadata = indexer_case()
+
+    def loss(*inputs):
+        return (scored(inputs, metadata).topk_scores.clamp(min=-1e9) * 0.5).sum()
+
+    got = torch.autograd.grad(torch.compile(loss, fullgraph=True, backend="aot_eager")(*inputs),
+                              inputs)
+    assert_same(got, torch.autograd.grad(loss(*inputs), inputs))
+
+
+def test_hopper_has_no_gradient_of_scores():
+    inputs, metadata = indexer_case()
+    keys = flashdsa.indexer_topk(*(x.detach() for x in inputs), metadata, 8)
+    with pytest.raises(RuntimeError, match="sm90: has no indexer_backward in this version"):
+        flashdsa.indexer_backward(*(x.detach() for x in inputs), keys.topk_indices,
+                                  torch.ones(40, 8), backend="sm90")
 
 
 def test_functional_transforms_are_refused():

@@ -119,6 +119,51 @@ def test_scratch_is_pytorch_s():
     assert torch.cuda.memory_allocated() - before <= results + 1024
 
 
+def test_saved_for_backward():
+    """A layer allocates out and lse, and keeps them beside the caller's own tensors."""
+    rows, heads, width = 512, 64, 128
+    q, kv, indices, scale, length = problem(rows=rows, heads=heads, width=width)
+    layers = [(q.clone().requires_grad_(), kv.clone().requires_grad_()) for _ in range(3)]
+    ft.sparse_attention(*layers[0], indices, scale, length)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    outs = [ft.sparse_attention(*layer, indices, scale, length) for layer in layers]
+    torch.cuda.synchronize()
+    grown = torch.cuda.memory_allocated() - before
+    assert grown == len(layers) * (2 * rows * heads * 512 + 4 * rows * heads)
+    del outs
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() == before
+
+
+@pytest.mark.parametrize("which", [0, 1, 2, 4])
+def test_tensors_may_begin_anywhere(which):
+    """Kernels want rows at multiples of 16 bytes; others are read all the same."""
+    case = list(problem())
+    want = gradients(ft.sparse_attention, *case)
+    moved = torch.zeros(case[which].numel() + 1, dtype=case[which].dtype, device="cuda")[1:]
+    case[which] = moved.view(case[which].shape).copy_(case[which])
+    got = gradients(ft.sparse_attention, *case)
+    assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
+    assert relative(got[2], want[2].float()) <= 1e-2  # the backward may use atomics
+
+
+@pytest.mark.parametrize("layout", ["expanded", "expanded over rows", "strided"])
+def test_gradients_of_any_strides(layout):
+    q, kv, *rest = problem()
+    grad_out = {"expanded": torch.ones((), device="cuda").expand(256, 8, 512),
+                "expanded over rows": torch.randn(512, device="cuda").expand(256, 8, 512),
+                "strided": torch.randn(512, 8, 256, device="cuda").permute(2, 1, 0)}[layout]
+    grad_out = grad_out.bfloat16()  # keeps the strides
+    assert not grad_out.is_contiguous()
+    results = []
+    for gradient in (grad_out, grad_out.contiguous()):
+        a, b = q.clone().requires_grad_(), kv.clone().requires_grad_()
+        ft.sparse_attention(a, b, *rest, deterministic=True).backward(gradient)
+        results.append((a.grad, b.grad))
+    assert all(map(torch.equal, *results))
+
+
 def test_metadata_and_selection():
     cu_seqlens = torch.tensor([0, 100, 300], dtype=torch.int32)
     host = flashdsa.prepare_packed_metadata(cu_seqlens, 300)
@@ -144,3 +189,6 @@ def test_two_devices_are_refused(function):
         function(q, kv.cpu(), indices, scale, length)
     with pytest.raises(ValueError, match="topk_length must be on cpu as q is, got cuda:0"):
         function(q.cpu(), kv.cpu(), indices.cpu(), scale, length)
+    if torch.cuda.device_count() > 1:
+        with pytest.raises(ValueError, match="kv must be on cuda:0 as q is, got cuda:1"):
+            function(q, kv.to("cuda:1"), indices, scale, length)

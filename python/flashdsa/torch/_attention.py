@@ -6,10 +6,11 @@ from typing import Any, Optional, Union
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .. import _checks
 from .._attention import VALUE_DIM, attention_backward, attention_forward
-from ._operators import LIBRARY, define, is_deterministic, require_tensors
+from ._operators import LIBRARY, define, is_deterministic, require_device, require_tensors
 
 _NAMES = ("q", "kv", "topk_indices", "topk_length", "attn_sink")
 _OPTIONS = "str backend, int threads, bool deterministic, bool invariant, bool? check"
@@ -24,7 +25,10 @@ def _forward(q: Tensor, kv: Tensor, topk_indices: Tensor, softmax_scale: float,
     return result.out, result.lse
 
 
-def _fake_forward(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+def _fake_forward(q: Tensor, kv: Tensor, topk_indices: Tensor, softmax_scale: float,
+                  topk_length: Optional[Tensor], attn_sink: Optional[Tensor],
+                  *_: Any) -> tuple[Tensor, Tensor]:
+    require_device("attention_forward", _NAMES, (q, kv, topk_indices, topk_length, attn_sink))
     rows, heads, _ = q.shape
     return q.new_empty(rows, heads, VALUE_DIM), _single(q, rows, heads)
 
@@ -46,7 +50,10 @@ def _backward(grad_out: Tensor, q: Tensor, kv: Tensor, topk_indices: Tensor, sof
 
 def _fake_backward(grad_out: Tensor, q: Tensor, kv: Tensor, topk_indices: Tensor,
                    softmax_scale: float, topk_length: Optional[Tensor],
-                   attn_sink: Optional[Tensor], *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+                   attn_sink: Optional[Tensor], out: Tensor, lse: Tensor,
+                   *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    require_device("attention_backward", (*_NAMES, "out", "lse", "grad_out"),
+                   (q, kv, topk_indices, topk_length, attn_sink, out, lse, grad_out))
     heads = 0 if attn_sink is None else q.shape[1]
     return q.new_empty(q.shape), q.new_empty(kv.shape), _single(q, heads)
 
@@ -103,8 +110,10 @@ class _SparseAttention(torch.autograd.Function):
 def _autograd(q: Tensor, kv: Tensor, topk_indices: Tensor, softmax_scale: float,
               topk_length: Optional[Tensor], attn_sink: Optional[Tensor],
               *options: Any) -> tuple[Tensor, Tensor]:
-    if torch.is_grad_enabled() and (q.requires_grad or kv.requires_grad or (
-            attn_sink is not None and attn_sink.requires_grad)):
+    # Forward-mode derivatives are refused there too.
+    if forward_ad._current_level >= 0 or torch.is_grad_enabled() and (
+            q.requires_grad or kv.requires_grad or (
+                attn_sink is not None and attn_sink.requires_grad)):
         return _SparseAttention.apply(q, kv, topk_indices, softmax_scale, topk_length, attn_sink,
                                       *options)
     with torch._C._AutoDispatchBelowAutograd():
@@ -149,8 +158,8 @@ def sparse_attention(q: Tensor, kv: Tensor, topk_indices: Tensor, softmax_scale:
     name = "attention_forward"
     require_tensors(name, _NAMES, (q, kv, topk_indices, topk_length, attn_sink), optional=2)
     softmax_scale = _checks.scale(name, softmax_scale)
-    if torch.is_autocast_enabled(q.device.type):
-        q, kv, attn_sink = _autocast(q, kv, attn_sink)
+    if not q.is_meta and torch.is_autocast_enabled(q.device.type):
+        q, kv, attn_sink = autocast_inputs(q, kv, attn_sink)
     # Outside of a trace the first thing that the dispatcher does is skipped: calling _autograd.
     run = _forward_op if torch.compiler.is_compiling() else _autograd
     out, lse = run(q, kv, topk_indices, softmax_scale, topk_length, attn_sink, backend, threads,
@@ -158,8 +167,9 @@ def sparse_attention(q: Tensor, kv: Tensor, topk_indices: Tensor, softmax_scale:
     return (out, lse) if return_lse else out
 
 
-def _autocast(q: Tensor, kv: Tensor,
-              attn_sink: Optional[Tensor]) -> tuple[Tensor, Tensor, Optional[Tensor]]:
+def autocast_inputs(q: Tensor, kv: Tensor, attn_sink: Optional[Tensor]
+                    ) -> tuple[Tensor, Tensor, Optional[Tensor]]:
+    """Arguments of the attention as autocast wants them."""
     dtype = torch.get_autocast_dtype(q.device.type)
     narrow = (torch.float32, torch.float16)
     if q.dtype in narrow:

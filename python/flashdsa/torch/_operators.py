@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Callable, Optional, Sequence
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from .._checks import type_name
 
@@ -34,6 +35,29 @@ def require_tensors(operation: str, names: Sequence[str], tensors: Sequence[Any]
         if not isinstance(tensor, torch.Tensor) and (tensor is not None or position < required):
             raise TypeError(f"{operation}: {names[position]} must be a torch.Tensor, "
                             f"got {type_name(tensor)}")
+        if type(tensor) is FakeTensor:
+            _require_fake(operation, names, tensors, tensor)
+
+
+def _require_fake(operation: str, names: Sequence[str], tensors: Sequence[Any],
+                  fake: FakeTensor) -> None:
+    """TypeError for a tensor with memory beside `fake`, unless its mode takes them together."""
+    if fake.fake_mode.allow_non_fake_inputs:
+        return
+    for name, tensor in zip(names, tensors):
+        if isinstance(tensor, torch.Tensor) and not isinstance(tensor, FakeTensor):
+            raise TypeError(f"{operation}: {name} must be a fake tensor as others are, "
+                            f"got {type_name(tensor)}")
+
+
+def require_device(operation: str, names: Sequence[str], tensors: Sequence[Any]) -> None:
+    """ValueError for a tensor on another device than the first, where the library, which checks
+    this, is not called: of fake tensors and those on the meta device."""
+    device = tensors[0].device
+    for name, tensor in zip(names, tensors):
+        if tensor is not None and tensor.device != device:
+            raise ValueError(f"{operation}: {name} must be on {device} as {names[0]} is, "
+                             f"got {tensor.device}")
 
 
 def is_deterministic(deterministic: Optional[bool]) -> bool:
