@@ -5,6 +5,7 @@
 
 #include "tests/attention/fixture.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/spoiled_view.h"
 
 namespace flashdsa::test {
 namespace {
@@ -52,28 +53,8 @@ class Call {
   HostTensor grad_attn_sink_{DType::kFloat32, {4}};
 };
 
-TensorView with_dtype(TensorView view, DType dtype) {
-  view.dtype = dtype;
-  return view;
-}
-
-// A contiguous view of the same memory in another shape; a refused call never reads it.
-TensorView with_shape(const TensorView& view, const Shape& shape) {
-  return TensorView::contiguous(view.data, view.dtype, shape);
-}
-
-TensorView with_strides(TensorView view, const Shape& strides) {
-  std::copy(strides.begin(), strides.end(), view.strides.begin());
-  return view;
-}
-
 TensorView on_cuda(TensorView view) {
   view.device = {DeviceKind::kCuda, 1};
-  return view;
-}
-
-TensorView null(TensorView view) {
-  view.data = nullptr;
   return view;
 }
 

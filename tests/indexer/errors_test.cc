@@ -5,6 +5,7 @@
 
 #include "tests/indexer/fixture.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/spoiled_view.h"
 
 namespace flashdsa::test {
 namespace {
@@ -35,25 +36,6 @@ class Call {
  public:
   IndexerTopkArgs args;
 };
-
-TensorView with_dtype(TensorView view, DType dtype) {
-  view.dtype = dtype;
-  return view;
-}
-
-TensorView with_shape(const TensorView& view, const Shape& shape) {
-  return TensorView::contiguous(view.data, view.dtype, shape);
-}
-
-TensorView with_strides(TensorView view, const Shape& strides) {
-  std::copy(strides.begin(), strides.end(), view.strides.begin());
-  return view;
-}
-
-TensorView null(TensorView view) {
-  view.data = nullptr;
-  return view;
-}
 
 struct Refusal {
   const char* name;

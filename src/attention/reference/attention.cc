@@ -14,38 +14,17 @@
 #include <vector>
 
 #include "attention/backends.h"
+#include "core/element.h"
 #include "core/parallel.h"
 #include "core/progress.h"
 
 namespace flashdsa::attention::reference {
 namespace {
 
+using core::read_element;
+using core::write_element;
+
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-// Element `i` of a tensor of one of the supported types.
-double read(const void* data, DType dtype, std::int64_t i) {
-  switch (dtype) {
-    case DType::kBFloat16:
-      return static_cast<float>(static_cast<const BFloat16*>(data)[i]);
-    case DType::kFloat32:
-      return static_cast<const float*>(data)[i];
-    default:
-      return static_cast<const double*>(data)[i];
-  }
-}
-
-void write(void* data, DType dtype, std::int64_t i, double value) {
-  switch (dtype) {
-    case DType::kBFloat16:
-      static_cast<BFloat16*>(data)[i] = BFloat16(static_cast<float>(value));
-      break;
-    case DType::kFloat32:
-      static_cast<float*>(data)[i] = static_cast<float>(value);
-      break;
-    default:
-      static_cast<double*>(data)[i] = value;
-  }
-}
 
 // Of lse, max_logits, attn_sink and grad_attn_sink.
 DType single(const CommonParams& p) {
@@ -59,7 +38,7 @@ void gather(const void* data, DType dtype, std::int64_t count, std::int64_t widt
   double* to = dense.data();
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t from = offset(i);
-    for (std::int64_t c = 0; c < width; ++c) *to++ = read(data, dtype, from + c);
+    for (std::int64_t c = 0; c < width; ++c) *to++ = read_element(data, dtype, from + c);
   }
 }
 
@@ -128,7 +107,7 @@ void softmax(const CommonParams& params, std::int64_t h, Row& row) {
   double whole = lse;  // ln of the denominator, sink included
   row.p_sink[head] = 0;
   if (params.attn_sink != nullptr) {
-    const double sink = read(params.attn_sink, single(params), h);
+    const double sink = read_element(params.attn_sink, single(params), h);
     const double larger = std::max(lse, sink);
     whole = std::isinf(sink) && sink > 0
                 ? kInfinity
@@ -173,11 +152,12 @@ void forward_row(const ForwardParams& params, std::int64_t t, Row& row) {
     const auto head = static_cast<std::size_t>(h);
     const Value out = weighted_values(params, row, h);
     for (std::size_t c = 0; c < out.size(); ++c) {
-      write(params.out, params.real, at * kValueDim + static_cast<std::int64_t>(c), out[c]);
+      write_element(params.out, params.real, at * kValueDim + static_cast<std::int64_t>(c), out[c]);
     }
-    write(params.lse, single(params), at, empty ? -kInfinity : row.lse[head]);
+    write_element(params.lse, single(params), at, empty ? -kInfinity : row.lse[head]);
     if (params.max_logits != nullptr) {
-      write(params.max_logits, single(params), at, empty ? -kInfinity : row.max_logits[head]);
+      write_element(params.max_logits, single(params), at,
+                    empty ? -kInfinity : row.max_logits[head]);
     }
   }
 }
@@ -231,7 +211,7 @@ void backward_row(const BackwardParams& params, std::int64_t t, RowGradients& g)
     backward_head(params, h, g);
     const std::int64_t at = (t * params.heads + h) * params.head_dim;
     for (std::int64_t c = 0; c < params.head_dim; ++c) {
-      write(params.grad_q, params.real, at + c, g.grad_q[static_cast<std::size_t>(c)]);
+      write_element(params.grad_q, params.real, at + c, g.grad_q[static_cast<std::size_t>(c)]);
     }
   }
 }
@@ -295,10 +275,10 @@ void backward(const BackwardParams& params, const Runtime& runtime) {
     progress.advance(count);
   }
   for (std::int64_t i = 0; i < params.t_k * params.head_dim; ++i) {
-    write(params.grad_kv, params.grad_kv_dtype, i, grad_kv[static_cast<std::size_t>(i)]);
+    write_element(params.grad_kv, params.grad_kv_dtype, i, grad_kv[static_cast<std::size_t>(i)]);
   }
   for (std::int64_t h = 0; h < params.heads && params.grad_attn_sink != nullptr; ++h) {
-    write(params.grad_attn_sink, single(params), h, grad_sink[static_cast<std::size_t>(h)]);
+    write_element(params.grad_attn_sink, single(params), h, grad_sink[static_cast<std::size_t>(h)]);
   }
 }
 

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "core/element.h"
 #include "core/parallel.h"
 #include "core/progress.h"
 #include "indexer/backends.h"
@@ -15,6 +16,9 @@
 
 namespace flashdsa::indexer::reference {
 namespace {
+
+using core::read_element;
+using core::write_element;
 
 std::size_t product(std::int64_t a, std::int64_t b) { return static_cast<std::size_t>(a * b); }
 
@@ -47,8 +51,9 @@ void find_keys(const BackwardParams& p, std::int64_t t, Row& row) {
     if (key < 0 || key >= p.t_k) continue;
     const auto i = static_cast<std::size_t>(row.n++);
     row.keys[i] = key;
-    row.grad_scores[i] = read(p.grad_scores, p.real == DType::kFloat64 ? p.real : DType::kFloat32,
-                              t * p.grad_scores_row_stride + j);
+    row.grad_scores[i] =
+        read_element(p.grad_scores, p.real == DType::kFloat64 ? p.real : DType::kFloat32,
+                     t * p.grad_scores_row_stride + j);
   }
 }
 
@@ -77,10 +82,11 @@ void backward_row(const BackwardParams& p, std::int64_t t, Row& row) {
   for (std::int64_t i = 0; i < row.n; ++i) add_slot(p, i, row);
   for (std::int64_t h = 0; h < p.index_heads; ++h) {
     const std::int64_t at = t * p.index_heads + h;
-    write(p.grad_head_weights, p.weights_dtype, at, row.grad_weights[static_cast<std::size_t>(h)]);
+    write_element(p.grad_head_weights, p.weights_dtype, at,
+                  row.grad_weights[static_cast<std::size_t>(h)]);
     for (std::int64_t c = 0; c < kIndexDim; ++c) {
-      write(p.grad_index_q, p.real, at * kIndexDim + c,
-            row.grad_q[product(h, kIndexDim) + product(c, 1)]);
+      write_element(p.grad_index_q, p.real, at * kIndexDim + c,
+                    row.grad_q[product(h, kIndexDim) + product(c, 1)]);
     }
   }
 }
@@ -121,8 +127,8 @@ void backward(const BackwardParams& params, const Runtime& runtime) {
     progress.advance(count);
   }
   for (std::int64_t i = 0; i < params.t_k * kIndexDim; ++i) {
-    write(params.grad_index_k, params.grad_index_k_dtype, i,
-          grad_index_k[static_cast<std::size_t>(i)]);
+    write_element(params.grad_index_k, params.grad_index_k_dtype, i,
+                  grad_index_k[static_cast<std::size_t>(i)]);
   }
 }
 

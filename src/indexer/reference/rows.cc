@@ -2,36 +2,16 @@
 
 #include <numeric>
 
+#include "core/element.h"
+
 namespace flashdsa::indexer::reference {
 
-double read(const void* data, DType dtype, std::int64_t i) {
-  switch (dtype) {
-    case DType::kBFloat16:
-      return static_cast<float>(static_cast<const BFloat16*>(data)[i]);
-    case DType::kFloat32:
-      return static_cast<const float*>(data)[i];
-    default:
-      return static_cast<const double*>(data)[i];
-  }
-}
-
-void write(void* data, DType dtype, std::int64_t i, double value) {
-  switch (dtype) {
-    case DType::kBFloat16:
-      static_cast<BFloat16*>(data)[i] = BFloat16(static_cast<float>(value));
-      break;
-    case DType::kFloat32:
-      static_cast<float*>(data)[i] = static_cast<float>(value);
-      break;
-    default:
-      static_cast<double*>(data)[i] = value;
-  }
-}
+using core::read_element;
 
 Key read_key(const CommonParams& params, std::int64_t key) {
   Key k;
   std::int64_t from = key * params.index_k_row_stride;
-  for (double& channel : k) channel = read(params.index_k, params.real, from++);
+  for (double& channel : k) channel = read_element(params.index_k, params.real, from++);
   return k;
 }
 
@@ -44,10 +24,10 @@ void Query::read_row(const CommonParams& params, std::int64_t t) {
   for (std::int64_t h = 0; h < params.index_heads; ++h) {
     const std::int64_t from = t * params.index_q_row_stride + h * params.index_q_head_stride;
     for (std::int64_t c = 0; c < kIndexDim; ++c) {
-      *to++ = read(params.index_q, params.real, from + c);
+      *to++ = read_element(params.index_q, params.real, from + c);
     }
-    weights[static_cast<std::size_t>(h)] =
-        read(params.head_weights, params.weights_dtype, t * params.head_weights_row_stride + h);
+    weights[static_cast<std::size_t>(h)] = read_element(params.head_weights, params.weights_dtype,
+                                                        t * params.head_weights_row_stride + h);
   }
 }
 

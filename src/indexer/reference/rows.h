@@ -8,10 +8,6 @@
 
 namespace flashdsa::indexer::reference {
 
-/// Element `i` of a tensor of one of the supported types.
-double read(const void* data, DType dtype, std::int64_t i);
-void write(void* data, DType dtype, std::int64_t i, double value);
-
 using Key = std::array<double, kIndexDim>;
 
 Key read_key(const CommonParams& params, std::int64_t key);
