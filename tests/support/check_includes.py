@@ -39,7 +39,7 @@ RULES = (
     Rule(r"src/core/", (STANDARD, PUBLIC, CORE, FMT)),
     Rule(r"src/(?P<op>\w+)/reference/",
          (STANDARD, PUBLIC, r"{op}/(params|backends)\.h", r"{op}/reference/.+",
-          r"core/(parallel|progress)\.h")),
+          r"core/(element|parallel|progress)\.h")),
     Rule(r"src/(?P<op>\w+)/cpu/",
          (STANDARD, PUBLIC, r"{op}/(params|backends)\.h", r"{op}/cpu/.+", CORE, FMT,
           HIGHWAY)),
