@@ -1,6 +1,7 @@
 // Forward on Hopper: packs q and kv when their rows are not aligned to 16 bytes, finds how far each
-// row reaches unless a plan says so, and queues the kernels. Rows that go alone over their slots
-// are work of the few-heads kernel up to 32 heads; all else is work of the kernel of 64 rows.
+// row reaches unless a plan says so, and queues the kernels. Above 32 heads that is the kernel for
+// many heads, over all rows. Up to 32, the kernel for groups takes the groups of a plan, and the
+// kernel for few heads the rows that are in none.
 
 #include <bit>
 #include <cstddef>
@@ -9,25 +10,23 @@
 
 #include "attention/backends.h"
 #include "attention/sm90/aligned_rows.h"
-#include "attention/sm90/forward/launch.h"
 #include "attention/sm90/forward_few_heads/launch.h"
+#include "attention/sm90/forward_groups/launch.h"
+#include "attention/sm90/forward_many_heads/launch.h"
+#include "attention/sm90/forward_params.h"
 #include "attention/sm90/rows.h"
 #include "core/cuda/check.h"
 #include "core/device.h"
 #include "core/scratch.h"
 
 namespace flashdsa::attention::sm90 {
-using forward_pass::KernelParams;
-using forward_pass::kind_bit;
-using selection::ItemKind;
-
 namespace {
 
 // Extents of the rows; with a plan, flags of its items if they may have several rows.
 std::size_t scratch_bytes(const ForwardParams& params) {
   const auto rows = static_cast<std::size_t>(params.t_q);
   if (params.plan == nullptr) return rows * sizeof(std::int32_t);
-  return params.plan->group > 1 ? rows * forward_pass::kValueWarps : 0;
+  return params.plan->group > 1 ? rows * kValueWarps : 0;
 }
 
 }  // namespace
@@ -43,7 +42,6 @@ void forward(const ForwardParams& params, const Runtime& runtime) {
   const core::cuda::DeviceGuard guard(params.device.index);
   const auto stream = static_cast<cudaStream_t>(runtime.stream.handle);
   const int width = static_cast<int>(params.head_dim);
-  const bool few_heads = params.heads <= forward_few_heads::kMostHeads;
 
   const AlignedRows q({static_cast<const __nv_bfloat16*>(params.q), params.t_q, params.heads, width,
                        params.q_row_stride, params.q_head_stride},
@@ -51,7 +49,7 @@ void forward(const ForwardParams& params, const Runtime& runtime) {
   const AlignedRows kv({static_cast<const __nv_bfloat16*>(params.kv), params.t_k, 1, width,
                         params.kv_row_stride, width},
                        runtime, params.device, stream);
-  KernelParams kernel{};
+  ForwardKernelParams kernel{};
   const core::Scratch scratch(runtime, scratch_bytes(params), params.device);
   if (params.plan == nullptr) {
     auto* extents = static_cast<std::int32_t*>(scratch.data());
@@ -60,10 +58,9 @@ void forward(const ForwardParams& params, const Runtime& runtime) {
                        extents, stream);
     kernel.extents = extents;
   } else {
+    kernel.extents = params.plan->row_keys;
     kernel.plan = *params.plan;
     kernel.group_log2 = std::countr_zero(static_cast<unsigned>(params.plan->group));
-    kernel.kinds = kind_bit(ItemKind::kUnion) | kind_bit(ItemKind::kRange);
-    if (!few_heads) kernel.kinds |= kind_bit(ItemKind::kSlots);
     kernel.not_finite = static_cast<std::uint8_t*>(scratch.data());
   }
   kernel.q = q.data;
@@ -78,18 +75,22 @@ void forward(const ForwardParams& params, const Runtime& runtime) {
   kernel.out_aligned = is_aligned(params.out);
   kernel.lse = static_cast<float*>(params.lse);
   kernel.max_logits = static_cast<float*>(params.max_logits);
-  kernel.head_blocks_log2 = params.heads > 64 ? 1 : 0;
-  kernel.items = params.t_q << kernel.head_blocks_log2;
+  kernel.t_q = params.t_q;
   kernel.heads = static_cast<int>(params.heads);
   kernel.inverse_heads = (0x10000 + kernel.heads - 1) / kernel.heads;
+  kernel.head_blocks_log2 = params.heads > 64 ? 1 : 0;
+  kernel.items = params.t_q << kernel.head_blocks_log2;
   kernel.t_k = static_cast<int>(params.t_k);
   kernel.softmax_scale = static_cast<float>(params.softmax_scale);
   kernel.softmax_scale_log2e = static_cast<float>(params.softmax_scale * std::numbers::log2e);
-  if (few_heads) {
-    forward_few_heads::launch_forward_few_heads(kernel, width, params.device.index, stream);
+  const int device = params.device.index;
+  if (params.heads > forward_few_heads::kMostHeads) {
+    forward_many_heads::launch_forward_many_heads(kernel, width, device, stream);
+    return;
   }
-  if (!few_heads || params.plan != nullptr) {
-    forward_pass::launch_forward(kernel, width, params.device.index, stream);
+  forward_few_heads::launch_forward_few_heads(kernel, width, device, stream);
+  if (params.plan != nullptr) {
+    forward_groups::launch_forward_groups(kernel, width, device, stream);
   }
 }
 

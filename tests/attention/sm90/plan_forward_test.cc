@@ -188,9 +188,10 @@ TEST_F(PlannedForward, NanInAKeyReachesOnlyRowsThatSelectedIt) {
 
 // So many items that a multiprocessor walks several, and repairs some of them.
 TEST_F(PlannedForward, HundredsOfItemsAreRight) {
-  for (const std::int64_t heads : {17, 64}) {
-    const AttentionProblem clean =
-        mixed_rows({.t_q = 800, .t_k = 100, .heads = heads, .topk = 40}, 407);
+  const AttentionShape shapes[] = {{.t_q = 800, .t_k = 100, .heads = 17, .topk = 40},
+                                   {.t_q = 800, .t_k = 300, .heads = 64, .topk = 101}};
+  for (const AttentionShape& shape : shapes) {
+    const AttentionProblem clean = mixed_rows(shape, 407);
     EXPECT_GT(items_of(clean).size(), 400u);
     AttentionProblem spoiled = clean;
     spoiled.set_key(55, kNan);

@@ -4,41 +4,47 @@
 //   S^T [keys, H] = softmax_scale k q^T,  P = softmax_j(S, and the sink),  out^T [512, H] = V^T P^T
 //   lse = ln sum_j exp(S),  max_logits = max_j S
 //
-// Inputs and outputs: KernelParams in forward/config.h. Items: the kSlots items of a plan, or every
+// Inputs and outputs: ForwardKernelParams. Items: the kSlots items of a plan, or every
 // row. Slots without a key are zero rows with P = 0. Columns past the last head repeat it and are
 // not stored.
 //
 // Grid: one CTA per SM, items blockIdx.x, + gridDim.x, ...    Tile: 64 keys x 8, 16 or 32 heads.
 // Warpgroups                                                                       registers
-//   0     producer: cp.async gather of the tile's three slots, validity words            56
-//   1     score: S, masks, online softmax, P; lse, max_logits                            200
-//   2     value: O^T = sum V^T P^T; out                                                  232
+//   0     producer: cp.async gather of the tile's three slots, validity words            40
+//   1, 2  score, every second tile each: S, masks, online softmax, P; lse, max_logits    128
+//   3     value: O^T = sum V^T P^T; out                                                  216
 // A product reads 64 keys x 16 channels whatever its columns, so a tile is read twice from shared
-// memory at any head count, and the gather is the limit at 8 heads.
+// memory at any head count, and the gather is the limit at 8 heads. One scorer alone would be: S of
+// a tile and its softmax come one after the other, so two of them take turns.
 //
 // The softmax is taken against a reference maximum that moves only when the true one outgrows it
 // by 2^8; P and its sum share it, so the result is exact. A column's maximum lies in 32 threads of
 // four warps: as long as no thread has a logit that far up, which one vote says, none of them is
-// exchanged, and O is not rescaled.
+// exchanged, and O is not rescaled. Both scorers of an item follow one reference, which goes from
+// tile to tile with the turn; sums and true maxima are each scorer's own until the item ends.
 //
-// Shared memory, bytes at D = 576 and 8 / 16 / 32 heads: q 9216 / 18432 / 36864, ring 9 / 8 / 7
-// slots of 24576, P 1024 / 2 x 2048 / 2 x 4096, the rest below 1024. A slot is three blocks of 64
+// Shared memory, bytes at D = 576 and 8 / 16 / 32 heads: q 9216 / 18432 / 36864, ring 8 / 8 / 7
+// slots of 24576, P 2 x 1024 / 2048 / 4096, the rest below 4096. A slot is three blocks of 64
 // channels x 64 keys: one copy is the row operand of S and, transposed, of O. The last slot of a
 // tile ends with the rope channels (D = 576) or stays a third empty (D = 512).
 //
-// Barriers
-//   kv_full[slot]   128 cp.async + 1 of 0  1 waits, parity 0  keys and validity word are there
-//   kv_empty[slot]  4 warps of 2, 4 of 1   0 waits, parity 1  O has read them, S before; 1 has read
-//                                                             the validity word
-//   p_full[stage]   16 lanes of 1          2 waits, parity 0  P, alpha and moved are there
-//   p_empty[stage]  16 lanes of 2          1 waits, parity 1  O has read P (and alpha, before)
-//   inverse_full    kColumns / 2 lanes of 1  2 waits, parity 0  the item's inverses are there
-//   inverse_empty   128 threads of 2       1 waits, parity 1  they have been read
-//   partial_full    16 lanes of 1          1 waits, parity 0  every warp's part of an exchange
-//   partial_empty   128 threads of 1       1 waits, parity 1  the parts have been read
-// Named barriers of 1: kScoreQuery (q may be overwritten, it is there), kScoreVote.
-// Every lane that writes or reads words in shared memory arrives itself: racecheck follows neither
-// one lane's arrival for its warp nor named barriers of a part of the block.
+// Barriers; side is a scorer's number, 0 or 1, and that of its tiles
+//   kv_full[slot]    128 cp.async + 1 of 0  side waits, parity 0  keys and validity word are there
+//   kv_empty[slot]   4 warps of 3, 4 of     0 waits, parity 1     O has read them, S before; the
+//                    a scorer                                     validity word has been read
+//   p_full[side]     16 lanes of side       3 waits, parity 0     P, alpha and moved are there
+//   p_empty[side]    16 lanes of 3          side waits, parity 1  O has read P (and alpha, before)
+//   turn[side]       16 lanes of the other  side waits, parity 0  the reference after the other's
+//                                                                 tile is there, its last was read
+//   partial_full[side]   16 lanes of side   side waits, parity 0  every warp's part of a maximum
+//   partial_empty[side]  128 threads        side waits, parity 1  the parts have been read
+//   totals_full      16 lanes of 1, of 2    1 waits, parity 0     both scorers' sums and maxima
+//   totals_empty     kColumns / 2 of 1      1, 2 wait, parity 1   they have been read
+//   inverse_full     kColumns / 2 of 1      3 waits, parity 0     the item's inverses are there
+//   inverse_empty    128 threads of 3       1 waits, parity 1     they have been read
+// Named barriers: kScoreQuery, of both scorers (q may be overwritten, it is there); kScoreVote +
+// side. Every lane that writes or reads words in shared memory arrives itself: racecheck follows
+// neither one lane's arrival for its warp nor named barriers of a part of the block.
 //
 // Rounded to BF16: P, as operand of the second product (its sum is not), and out. All else is FP32.
 // S is made of one sum a slot, which FP32 registers add: the tensor core truncates partial sums.
@@ -56,7 +62,7 @@ namespace flashdsa::attention::sm90::forward_few_heads {
 
 using namespace core::cuda;
 
-inline constexpr int kScoreQuery = 1, kScoreVote = 2;  // named barriers
+inline constexpr int kScoreQuery = 1, kScoreVote = 2;  // named barriers; the vote has two
 
 // ------------------------------------------------------------------------------ small things
 
@@ -70,7 +76,7 @@ struct Item {
 class ItemWalk {
  public:
   __device__ __forceinline__ explicit ItemWalk(const KernelParams& p)
-      : first_(blockIdx.x), count_(p.plan.items == nullptr ? p.items : __ldg(p.plan.item_count)) {}
+      : first_(blockIdx.x), count_(p.plan.items == nullptr ? p.t_q : __ldg(p.plan.item_count)) {}
 
   // False after the last.
   __device__ __forceinline__ bool next(const KernelParams& p, Item& item) {
@@ -123,17 +129,11 @@ struct RingPosition {
       parity ^= 1;
     }
   }
-};
 
-// The same for the tiles of P.
-template <typename Config>
-struct Stage {
-  int index;
-  uint32_t parity;
-
-  __device__ __forceinline__ void advance() {
-    if (++index == Config::kStages) {
-      index = 0;
+  __device__ __forceinline__ void skip_tile() {
+    slot += Config::kTileSlots;
+    if (slot >= Config::kSlots) {
+      slot -= Config::kSlots;
       parity ^= 1;
     }
   }
@@ -230,12 +230,12 @@ template <typename Config>
 __device__ __forceinline__ void load_query(const KernelParams& p, SharedStorage<Config>& shared,
                                            int row) {
   constexpr int kPieces = Config::kBlocks * 8;  // of 16 bytes, of a head
-  const int thread = threadIdx.x & 127;
+  const int thread = threadIdx.x - 128;
   const __nv_bfloat16* q = p.q + row * p.q_row_stride;
 
-  named_sync(kScoreQuery, 128);
-#pragma unroll 6
-  for (int i = thread; i < Config::kColumns * kPieces; i += 128) {
+  named_sync(kScoreQuery, 256);
+#pragma unroll 3
+  for (int i = thread; i < Config::kColumns * kPieces; i += 256) {
     const int head = i / kPieces, piece = i % kPieces;
     const uint4* from =
         reinterpret_cast<const uint4*>(q + min(head, p.heads - 1) * p.q_head_stride);
@@ -243,14 +243,12 @@ __device__ __forceinline__ void load_query(const KernelParams& p, SharedStorage<
     *reinterpret_cast<uint4*>(to + (((piece & 7) ^ (head & 7)) << 4)) = __ldg(from + piece);
   }
   fence_async_shared();
-  named_sync(kScoreQuery, 128);
+  named_sync(kScoreQuery, 256);
 }
 
-// Combines the values of a column over its 32 threads: all of them get the result.
-template <typename Config, int kCount, typename Combine>
-__device__ __forceinline__ void exchange(SharedStorage<Config>& shared, float (&values)[kCount],
-                                         uint32_t& parity, const Combine& combine) {
-  const int thread = threadIdx.x & 127, lane = thread & 31;
+// Combines the values of a column over the warp.
+template <int kCount, typename Combine>
+__device__ __forceinline__ void combine_warp(float (&values)[kCount], const Combine& combine) {
 #pragma unroll
   for (int c = 0; c < kCount; ++c) {
 #pragma unroll
@@ -258,24 +256,40 @@ __device__ __forceinline__ void exchange(SharedStorage<Config>& shared, float (&
       values[c] = combine(values[c], __shfl_xor_sync(kAllLanes, values[c], step));
     }
   }
-  barrier_wait(&shared.partial_empty, parity ^ 1);
-  if (lane < 4) {
-    float2* to = reinterpret_cast<float2*>(shared.partial[thread >> 5]) + lane;
+}
+
+// Columns of this lane to or from a row of all columns.
+template <int kCount>
+__device__ __forceinline__ void put_columns(float* to, const float (&values)[kCount], int lane) {
 #pragma unroll
-    for (int i = 0; i < kCount / 2; ++i) to[4 * i] = make_float2(values[2 * i], values[2 * i + 1]);
-    barrier_arrive(&shared.partial_full);
+  for (int i = 0; i < kCount / 2; ++i) {
+    reinterpret_cast<float2*>(to)[4 * i + lane] = make_float2(values[2 * i], values[2 * i + 1]);
   }
-  barrier_wait(&shared.partial_full, parity);
+}
+
+// The largest of a column over the warpgroup's threads: all of them get it.
+template <typename Config, int kCount>
+__device__ __forceinline__ void exchange_top(SharedStorage<Config>& shared, int side,
+                                             float (&top)[kCount], uint32_t& parity) {
+  const int thread = threadIdx.x & 127, lane = thread & 31;
+  combine_warp(top, max_keep_nan);
+  barrier_wait(&shared.partial_empty[side], parity ^ 1);
+  if (lane < 4) {
+    put_columns(shared.partial[side][thread >> 5], top, lane);
+    barrier_arrive(&shared.partial_full[side]);
+  }
+  barrier_wait(&shared.partial_full[side], parity);
 #pragma unroll
   for (int i = 0; i < kCount / 2; ++i) {
 #pragma unroll
     for (int warp = 0; warp < 4; ++warp) {
-      const float2 part = reinterpret_cast<const float2*>(shared.partial[warp])[4 * i + (lane & 3)];
-      values[2 * i] = warp == 0 ? part.x : combine(values[2 * i], part.x);
-      values[2 * i + 1] = warp == 0 ? part.y : combine(values[2 * i + 1], part.y);
+      const float2 part =
+          reinterpret_cast<const float2*>(shared.partial[side][warp])[4 * i + (lane & 3)];
+      top[2 * i] = max_keep_nan(top[2 * i], part.x);
+      top[2 * i + 1] = max_keep_nan(top[2 * i + 1], part.y);
     }
   }
-  barrier_arrive(&shared.partial_empty);
+  barrier_arrive(&shared.partial_empty[side]);
   parity ^= 1;
 }
 
@@ -307,13 +321,13 @@ __device__ __forceinline__ uint32_t take_validity(SharedStorage<Config>& shared,
 // Moves the references of columns whose maximum has outgrown them; gives what O has to be
 // multiplied with.
 template <typename Config, int kCount>
-__device__ __forceinline__ void move_references(SharedStorage<Config>& shared,
+__device__ __forceinline__ void move_references(SharedStorage<Config>& shared, int side,
                                                 Softmax<kCount>& softmax, float scale_log2e,
                                                 uint32_t& partial_parity, float (&alpha)[kCount]) {
   float top[kCount];
 #pragma unroll
   for (int c = 0; c < kCount; ++c) top[c] = softmax.top[c];
-  exchange(shared, top, partial_parity, max_keep_nan);
+  exchange_top(shared, side, top, partial_parity);
 #pragma unroll
   for (int c = 0; c < kCount; ++c) {
     const float scaled = top[c] * scale_log2e;
@@ -325,10 +339,50 @@ __device__ __forceinline__ void move_references(SharedStorage<Config>& shared,
   }
 }
 
+// The references after this tile, for the other warpgroup.
+template <typename Config, int kCount>
+__device__ __forceinline__ void give_turn(SharedStorage<Config>& shared, int side,
+                                          const Softmax<kCount>& softmax, bool moved) {
+  const int thread = threadIdx.x & 127, lane = thread & 31;
+  if (lane >= 4) return;
+  if (thread < 4) {
+    if (moved) put_columns(shared.reference[side], softmax.reference, lane);
+    if (lane == 0) shared.reference_moved[side] = moved;
+  }
+  barrier_arrive(&shared.turn[side ^ 1]);
+}
+
+// Takes the references after the tile before, which the other warpgroup had.
+template <typename Config, int kCount>
+__device__ __forceinline__ void take_turn(SharedStorage<Config>& shared, int side,
+                                          Softmax<kCount>& softmax, uint32_t& parity) {
+  const int lane = threadIdx.x & 31;
+  barrier_wait(&shared.turn[side], parity);
+  parity ^= 1;
+  uint32_t moved = 0;
+  if (lane == 0) moved = shared.reference_moved[side ^ 1];
+  if (__shfl_sync(kAllLanes, moved, 0) == 0) return;
+#pragma unroll
+  for (int i = 0; i < kCount / 2; ++i) {
+    float2 pair = make_float2(0.f, 0.f);
+    if (lane < 4) pair = reinterpret_cast<const float2*>(shared.reference[side ^ 1])[4 * i + lane];
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int c = 2 * i + e;
+      const float reference = __shfl_sync(kAllLanes, e == 0 ? pair.x : pair.y, lane & 3);
+      // Equal infinite references would make NaN of their difference.
+      if (reference != softmax.reference[c]) {
+        softmax.sum[c] *= exp2_fast(softmax.reference[c] - reference);
+        softmax.reference[c] = reference;
+      }
+    }
+  }
+}
+
 // One tile: S becomes P, as BF16 pairs of columns: [i][0] of this thread's first key, [i][1] of its
 // second. Says whether an alpha may differ from 1.
 template <typename Config, int kCount>
-__device__ __forceinline__ bool softmax_tile(SharedStorage<Config>& shared,
+__device__ __forceinline__ bool softmax_tile(SharedStorage<Config>& shared, int side,
                                              Softmax<kCount>& softmax, float (&s)[2 * kCount],
                                              uint32_t valid, float scale_log2e,
                                              uint32_t& partial_parity, float (&alpha)[kCount],
@@ -345,8 +399,9 @@ __device__ __forceinline__ bool softmax_tile(SharedStorage<Config>& shared,
     outgrown |= softmax.top[c] * scale_log2e > softmax.reference[c] + kMaximumSlack;
     alpha[c] = 1.f;
   }
-  const bool moved = named_any(kScoreVote, 128, outgrown);
-  if (moved) move_references(shared, softmax, scale_log2e, partial_parity, alpha);
+  const bool moved = named_any(kScoreVote + side, 128, outgrown);
+  if (moved) move_references(shared, side, softmax, scale_log2e, partial_parity, alpha);
+  give_turn(shared, side, softmax, moved);
 #pragma unroll
   for (int c = 0; c < kCount; ++c) {
     // While every logit is -inf, subtracting it would make NaN of a weight of zero.
@@ -367,14 +422,14 @@ __device__ __forceinline__ bool softmax_tile(SharedStorage<Config>& shared,
 
 // P and alpha into shared memory, when the value warps have read the last of this stage.
 template <typename Config, int kCount>
-__device__ __forceinline__ void store_probabilities(SharedStorage<Config>& shared,
-                                                    const Stage<Config>& stage,
+__device__ __forceinline__ void store_probabilities(SharedStorage<Config>& shared, int side,
+                                                    uint32_t parity,
                                                     const uint32_t (&pairs)[kCount / 2][2],
                                                     const float (&alpha)[kCount], bool moved) {
   const int thread = threadIdx.x & 127, lane = thread & 31, warp = thread >> 5;
-  barrier_wait(&shared.p_empty[stage.index], stage.parity);
+  barrier_wait(&shared.p_empty[side], parity);
   // Lanes 8m .. 8m + 7 address the eight heads of matrix m: eight keys, of two lots, each.
-  const uint32_t to = shared_address(shared.p[stage.index]) + (lane & 7) * 128 +
+  const uint32_t to = shared_address(shared.p[side]) + (lane & 7) * 128 +
                       (((2 * warp + ((lane >> 3) & 1)) ^ (lane & 7)) << 4);
   if constexpr (kCount == 2) {
     stmatrix_x2_transposed(to, pairs[0][0], pairs[0][1]);
@@ -389,14 +444,26 @@ __device__ __forceinline__ void store_probabilities(SharedStorage<Config>& share
   __syncwarp();
   if (lane < 4) {
     if (warp == 0) {
-      float2* alphas = reinterpret_cast<float2*>(shared.alpha[stage.index]) + lane;
-#pragma unroll
-      for (int i = 0; i < kCount / 2; ++i) {
-        alphas[4 * i] = make_float2(alpha[2 * i], alpha[2 * i + 1]);
-      }
-      if (lane == 0) shared.moved[stage.index] = moved;
+      if (moved) put_columns(shared.alpha[side], alpha, lane);
+      if (lane == 0) shared.moved[side] = moved;
     }
-    barrier_arrive(&shared.p_full[stage.index]);
+    barrier_arrive(&shared.p_full[side]);
+  }
+}
+
+// This warpgroup's part of the item's sums and maxima.
+template <typename Config, int kCount>
+__device__ __forceinline__ void put_totals(SharedStorage<Config>& shared, int side,
+                                           Softmax<kCount>& softmax, bool wants_top,
+                                           uint32_t parity) {
+  const int thread = threadIdx.x & 127, lane = thread & 31, warp = 4 * side + (thread >> 5);
+  combine_warp(softmax.sum, [](float x, float y) { return x + y; });
+  if (wants_top) combine_warp(softmax.top, max_keep_nan);
+  barrier_wait(&shared.totals_empty, parity);
+  if (lane < 4) {
+    put_columns(shared.sum[warp], softmax.sum, lane);
+    if (wants_top) put_columns(shared.top[warp], softmax.top, lane);
+    barrier_arrive(&shared.totals_full);
   }
 }
 
@@ -404,41 +471,51 @@ __device__ __forceinline__ void store_probabilities(SharedStorage<Config>& share
 // row without keys, too: a maximum of -inf and a sum of zero. Warp i has columns 8i .. 8i + 7.
 template <typename Config, int kCount>
 __device__ __forceinline__ void finish_row(const KernelParams& p, SharedStorage<Config>& shared,
-                                           const Item& item, Softmax<kCount>& softmax,
-                                           uint32_t& partial_parity, uint32_t inverse_parity) {
+                                           const Item& item, const Softmax<kCount>& softmax,
+                                           uint32_t parity) {
   const int thread = threadIdx.x & 127, lane = thread & 31, warp = thread >> 5;
-  exchange(shared, softmax.sum, partial_parity, [](float x, float y) { return x + y; });
-  if (p.max_logits != nullptr) exchange(shared, softmax.top, partial_parity, max_keep_nan);
-  barrier_wait(&shared.inverse_empty, inverse_parity);
+  barrier_wait(&shared.totals_full, parity ^ 1);
+  barrier_wait(&shared.inverse_empty, parity);
   if (lane >= 4 || warp >= kCount / 2) return;
 #pragma unroll
   for (int c = 0; c < kCount; ++c) {
     if (c / 2 != warp) continue;
     const int head = 8 * (c / 2) + 2 * lane + c % 2;
     const bool live = head < p.heads;
-    const float sum = softmax.sum[c], reference = softmax.reference[c];
+    float sum = 0.f;
+#pragma unroll
+    for (int part = 0; part < 4; ++part) {
+      sum += shared.sum[part][head] + shared.sum[part + 4][head];
+    }
+    const float reference = softmax.reference[c];
     const float sink =
         live && p.attn_sink != nullptr ? __ldg(p.attn_sink + head) * kLog2E : -INFINITY;
     shared.inverse[head] = item.extent == 0 ? 0.f : inverse_denominator(sum, reference, sink);
     if (live) {
       const int64_t at = static_cast<int64_t>(item.row) * p.heads + head;
       p.lse[at] = (reference + log2f(sum)) * kLn2;
-      if (p.max_logits != nullptr) p.max_logits[at] = softmax.top[c] * p.softmax_scale;
+      if (p.max_logits != nullptr) {
+        float top = -INFINITY;
+#pragma unroll
+        for (int part = 0; part < 8; ++part) top = max_keep_nan(top, shared.top[part][head]);
+        p.max_logits[at] = top * p.softmax_scale;
+      }
     }
   }
+  barrier_arrive(&shared.totals_empty);
   barrier_arrive(&shared.inverse_full);
 }
 
 template <typename Config>
-__device__ __forceinline__ void score(const KernelParams& p, SharedStorage<Config>& shared) {
+__device__ __forceinline__ void score(const KernelParams& p, SharedStorage<Config>& shared,
+                                      int side) {
   constexpr int kCount = Config::kColumns / 4;  // columns of a thread
   constexpr int kQuerySlot = Config::kSlotBlocks * Config::kQueryBlockBytes >> 4;
   const uint64_t query = wgmma_descriptor(shared_address(shared.q), 16, 1024);
   const uint64_t ring_keys = wgmma_descriptor(shared_address(shared.ring), 16, 1024);
   float sums[Config::kTileSlots][2 * kCount] = {};
   RingPosition<Config> ring{0, 0};
-  Stage<Config> stage{0, 1};
-  uint32_t partial_parity = 0, inverse_parity = 1;
+  uint32_t partial_parity = 0, turn_parity = 0, p_parity = 1, totals_parity = 1;
 
   ItemWalk walk(p);
   for (Item item; walk.next(p, item);) {
@@ -446,6 +523,10 @@ __device__ __forceinline__ void score(const KernelParams& p, SharedStorage<Confi
     Softmax<kCount> softmax;
     if (tiles > 0) load_query(p, shared, item.row);
     for (int tile = 0; tile < tiles; ++tile) {
+      if ((tile & 1) != side) {
+        ring.skip_tile();
+        continue;
+      }
       const int first_slot = ring.slot;
       const auto issue = [&]<int kSlot>() {
         barrier_wait(&shared.kv_full[ring.slot], ring.parity);
@@ -470,13 +551,16 @@ __device__ __forceinline__ void score(const KernelParams& p, SharedStorage<Confi
 
       float alpha[kCount];
       uint32_t pairs[kCount / 2][2];
-      const bool moved = softmax_tile(shared, softmax, s, valid, p.softmax_scale_log2e,
+      if (tile > 0) take_turn(shared, side, softmax, turn_parity);
+      const bool moved = softmax_tile(shared, side, softmax, s, valid, p.softmax_scale_log2e,
                                       partial_parity, alpha, pairs);
-      store_probabilities(shared, stage, pairs, alpha, moved);
-      stage.advance();
+      store_probabilities(shared, side, p_parity, pairs, alpha, moved);
+      p_parity ^= 1;
     }
-    finish_row(p, shared, item, softmax, partial_parity, inverse_parity);
-    inverse_parity ^= 1;
+    if (tiles > 0 && ((tiles - 1) & 1) != side) take_turn(shared, side, softmax, turn_parity);
+    put_totals(shared, side, softmax, p.max_logits != nullptr, totals_parity);
+    if (side == 0) finish_row(p, shared, item, softmax, totals_parity);
+    totals_parity ^= 1;
   }
 }
 
@@ -527,10 +611,11 @@ __device__ __forceinline__ void issue_values(Output<Config>& o, uint64_t values,
 template <typename Config>
 __device__ __forceinline__ void store_output(const KernelParams& p, const Item& item,
                                              const Output<Config>& o,
-                                             const float2 (&inverse)[Config::kColumns / 8]) {
+                                             const SharedStorage<Config>& shared) {
   const int thread = threadIdx.x & 127, lane = thread & 31, warp = thread >> 5;
 #pragma unroll
   for (int i = 0; i < Config::kColumns / 8; ++i) {
+    const float2 inverse = reinterpret_cast<const float2*>(shared.inverse)[4 * i + (lane & 3)];
     const int head = 8 * i + (lane >> 2);
     const int64_t at = static_cast<int64_t>(item.row) * p.heads + head;
     __nv_bfloat16* to = p.out + at * Config::kValueDim + 16 * warp + 8 * (lane & 1);
@@ -541,7 +626,7 @@ __device__ __forceinline__ void store_output(const KernelParams& p, const Item& 
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const float* pair = &o[block + e / 2][4 * i + 2 * (e % 2)];
-        words[e] = transpose_8x8(pack_bf16(pair[0] * inverse[i].x, pair[1] * inverse[i].y));
+        words[e] = transpose_8x8(pack_bf16(pair[0] * inverse.x, pair[1] * inverse.y));
       }
       transpose_quad(words, lane);  // lane j of four has all eight channels of word j
       if (live) store_16_bytes(to + 64 * (block + ((lane >> 1) & 1)), words, p.out_aligned);
@@ -556,22 +641,23 @@ __device__ __forceinline__ void value(const KernelParams& p, SharedStorage<Confi
   const uint64_t ring_values =
       wgmma_descriptor(shared_address(shared.ring), Config::kBlockBytes, 1024);
   RingPosition<Config> ring{0, 0};
-  Stage<Config> stage{0, 0};
-  uint32_t inverse_parity = 0;
+  uint32_t p_parities = 0, inverse_parity = 0;  // p_parities: a bit for each scorer
 
   ItemWalk walk(p);
   for (Item item; walk.next(p, item);) {
     const int tiles = tiles_of<Config>(item);
     Output<Config> o = {};
     for (int tile = 0; tile < tiles; ++tile) {
-      barrier_wait(&shared.p_full[stage.index], stage.parity);
+      const int side = tile & 1;
+      barrier_wait(&shared.p_full[side], (p_parities >> side) & 1);
+      p_parities ^= 1u << side;
       fence_async_shared();
       uint32_t moved = 0;
-      if (lane == 0) moved = shared.moved[stage.index];
-      if (__shfl_sync(kAllLanes, moved, 0) != 0) rescale<Config>(o, shared, stage.index);
+      if (lane == 0) moved = shared.moved[side];
+      if (__shfl_sync(kAllLanes, moved, 0) != 0) rescale<Config>(o, shared, side);
 
       int slots[Config::kTileSlots];
-      const uint64_t b = probabilities + stage.index * (Config::kQueryBlockBytes >> 4);
+      const uint64_t b = probabilities + side * (Config::kQueryBlockBytes >> 4);
       const auto issue = [&]<int kSlot>() {
         slots[kSlot] = ring.slot;
         issue_values<Config, kSlot>(o, ring_values + ring.slot * (Config::kSlotBytes >> 4), b);
@@ -589,18 +675,12 @@ __device__ __forceinline__ void value(const KernelParams& p, SharedStorage<Confi
 #pragma unroll
       for (int block = 0; block < Config::kValueBlocks; ++block) wgmma_pin(o[block]);
       warp_arrive(&shared.kv_empty[slots[2]], lane);
-      if (lane < 4) barrier_arrive(&shared.p_empty[stage.index]);
-      stage.advance();
+      if (lane < 4) barrier_arrive(&shared.p_empty[side]);
     }
     barrier_wait(&shared.inverse_full, inverse_parity);
     inverse_parity ^= 1;
-    float2 inverse[Config::kColumns / 8];
-#pragma unroll
-    for (int i = 0; i < Config::kColumns / 8; ++i) {
-      inverse[i] = reinterpret_cast<const float2*>(shared.inverse)[4 * i + (lane & 3)];
-    }
+    store_output<Config>(p, item, o, shared);
     barrier_arrive(&shared.inverse_empty);
-    store_output<Config>(p, item, o, inverse);
   }
 }
 
@@ -612,14 +692,17 @@ __device__ __forceinline__ void init_barriers(SharedStorage<Config>& shared) {
     barrier_init(&shared.kv_full[slot], 128 + 1);
     barrier_init(&shared.kv_empty[slot], 4 + 4);
   }
-  for (int stage = 0; stage < Config::kStages; ++stage) {
-    barrier_init(&shared.p_full[stage], 16);
-    barrier_init(&shared.p_empty[stage], 16);
+  for (int side = 0; side < Config::kScorers; ++side) {
+    barrier_init(&shared.p_full[side], 16);
+    barrier_init(&shared.p_empty[side], 16);
+    barrier_init(&shared.turn[side], 16);
+    barrier_init(&shared.partial_full[side], 16);
+    barrier_init(&shared.partial_empty[side], 128);
   }
+  barrier_init(&shared.totals_full, 32);
+  barrier_init(&shared.totals_empty, Config::kColumns / 2);
   barrier_init(&shared.inverse_full, Config::kColumns / 2);
   barrier_init(&shared.inverse_empty, 128);
-  barrier_init(&shared.partial_full, 16);
-  barrier_init(&shared.partial_empty, 128);
   barrier_init_fence();
 }
 
@@ -635,9 +718,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (warpgroup == 0) {
     shrink_registers<Config::kProducerRegisters>();
     produce(p, shared);
-  } else if (warpgroup == 1) {
+  } else if (warpgroup < 1 + Config::kScorers) {
     grow_registers<Config::kScoreRegisters>();
-    score(p, shared);
+    score(p, shared, warpgroup - 1);
   } else {
     grow_registers<Config::kValueRegisters>();
     value(p, shared);

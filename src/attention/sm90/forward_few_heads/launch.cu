@@ -14,7 +14,7 @@ void launch(const KernelParams& params, int device, cudaStream_t stream) {
   constexpr std::size_t kSharedBytes = sizeof(SharedStorage<Sizes>);
   const auto kernel = sparse_mla_forward_few_heads_kernel<Sizes>;
   allow_shared_memory(reinterpret_cast<const void*>(kernel), kName, kSharedBytes);
-  const int64_t ctas = std::min<int64_t>(params.items, multiprocessors(device));
+  const int64_t ctas = std::min<int64_t>(params.t_q, multiprocessors(device));
   const dim3 grid(static_cast<unsigned>(ctas));
   kernel<<<grid, Sizes::kThreads, kSharedBytes, stream>>>(params);
   check_launch(kName, grid, Sizes::kThreads, kSharedBytes);

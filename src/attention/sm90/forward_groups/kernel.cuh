@@ -1,15 +1,14 @@
-// Sparse MLA attention, forward, on Hopper: up to 64 query rows an item, over the item's keys.
+// Sparse MLA attention, forward, on Hopper, for groups: the rows of neighbouring tokens with at
+// most 32 heads, which select nearly the same keys.
 //
 //   S = softmax_scale q k,  P = softmax_j(S, and the sink),  out = sum_j P kv[i_j, :512]
 //   lse = ln sum_j exp(S),  max_logits = max_j S
 //
-// Inputs and outputs: KernelParams in config.h. A row of a tile is a token and a head. An item is
-//   without a plan: a token and up to 64 of its heads, over the token's slots;
-//   with one: an item of the plan (selection/plan_format.h), of one token or, while all their heads
-//   fit, of several. Keys: the slots of a token, the list of a union, or consecutive numbers.
-// A word of validity bits per token and 32 keys says which keys are the token's; the others have
-// P = 0, like slots without a key, which are zero rows. Tile rows past the item's last repeat it
-// and are not stored.
+// Inputs and outputs: ForwardKernelParams. An item is a kUnion or kRange item of the plan
+// (selection/plan_format.h), and a row of its tile a token and a head: up to 64. Keys: the list of
+// a union, or consecutive numbers. kSlots items are passed over. A word of validity bits per token
+// and 32 keys says which keys are the token's; the others have P = 0, like what is behind the last
+// key, zero rows. Tile rows past the item's last repeat it and are not stored.
 //
 // Grid: one CTA per SM, items blockIdx.x, + gridDim.x, ...    Tile: 64 rows x 64 keys.
 // Warpgroups                                                                       registers
@@ -48,12 +47,12 @@
 
 #include <cmath>
 
-#include "attention/sm90/forward/config.h"
 #include "attention/sm90/forward_common.cuh"
+#include "attention/sm90/forward_groups/config.h"
 #include "core/cuda/ptx.cuh"
 #include "core/cuda/wgmma.cuh"
 
-namespace flashdsa::attention::sm90::forward_pass {
+namespace flashdsa::attention::sm90::forward_groups {
 
 using namespace core::cuda;
 
@@ -65,8 +64,7 @@ inline constexpr int kScoreQuery = 1;  // named barrier
 // r % heads of token r / heads; rows past the last repeat it.
 struct Item {
   int64_t token;  // the first
-  int tokens;     // more than one only if all heads of the call fit
-  int first_head;
+  int tokens;
   int heads;
   selection::ItemKind kind;
   int keys;       // to look at, 0: no token has any
@@ -97,46 +95,38 @@ __device__ __forceinline__ selection::PlanItem plan_item_at(const KernelParams& 
 class Walk {
  public:
   __device__ __forceinline__ explicit Walk(const KernelParams& p)
-      : index_(blockIdx.x),
-        count_(p.plan.items == nullptr
-                   ? p.items
-                   : static_cast<int64_t>(__ldg(p.plan.item_count)) << p.head_blocks_log2) {}
+      : index_(blockIdx.x), count_(__ldg(p.plan.item_count)) {}
 
   template <typename Config>
   __device__ __forceinline__ bool next(const KernelParams& p, SharedStorage<Config>& shared,
                                        Item& item) {
     for (;; index_ += gridDim.x) {
       if (index_ >= count_) {
-        if (is_repair_ || p.not_finite == nullptr) return false;
+        if (is_repair_) return false;
         barrier_arrive(&shared.walk_end);
         barrier_wait(&shared.walk_end, 0);
         if (!__any_sync(kAllLanes, shared.repairs != 0)) return false;
         is_repair_ = true;
         index_ = blockIdx.x;
       }
-      item.index = index_ >> p.head_blocks_log2;
-      item.first_head = static_cast<int>(index_ & ((1 << p.head_blocks_log2) - 1)) * 64;
-      item.heads = min(p.heads - item.first_head, 64);
-      if (p.plan.items == nullptr) {
-        take_row(item, item.index, p.extents);
+      item.index = index_;
+      item.heads = p.heads;
+      const selection::PlanItem planned = plan_item_at(p, index_);
+      if (planned.kind == selection::ItemKind::kSlots) {
+        pass_over(p);
+        continue;
+      }
+      if (is_repair_) {
+        if (planned.rows == 1 || !is_flagged(p, index_)) continue;
+        take_row(item, planned.first_row + repaired_, p.extents);
+        if (++repaired_ < planned.rows) return true;
+        repaired_ = 0;
       } else {
-        const selection::PlanItem planned = plan_item_at(p, item.index);
-        if (!walks(p, planned.kind)) {
-          pass_over(p);
-          continue;
-        }
-        if (is_repair_) {
-          if (planned.rows == 1 || !is_flagged(p, item.index)) continue;
-          take_row(item, planned.first_row + repaired_, p.plan.row_keys);
-          if (++repaired_ < planned.rows) return true;
-          repaired_ = 0;
-        } else {
-          item.token = planned.first_row;
-          item.tokens = planned.rows;
-          item.kind = planned.kind;
-          item.keys = planned.keys;
-          item.first_key = planned.first_key;
-        }
+        item.token = planned.first_row;
+        item.tokens = planned.rows;
+        item.kind = planned.kind;
+        item.keys = planned.keys;
+        item.first_key = planned.first_key;
       }
       index_ += gridDim.x;
       return true;
@@ -144,16 +134,12 @@ class Walk {
   }
 
  private:
-  static __device__ __forceinline__ bool walks(const KernelParams& p, selection::ItemKind kind) {
-    return p.kinds >> static_cast<int>(kind) & 1;
-  }
-
-  // To the last of the items from index_ on that are not walked; a warp looks at 32 at a time.
+  // To the last of the kSlots items from index_ on; a warp looks at 32 at a time.
   __device__ __forceinline__ void pass_over(const KernelParams& p) {
     for (;; index_ += 32 * int64_t{gridDim.x}) {
       const int64_t index = index_ + int64_t{threadIdx.x % 32 + 1} * gridDim.x;
       const bool stops =
-          index >= count_ || walks(p, plan_item_at(p, index >> p.head_blocks_log2).kind);
+          index >= count_ || plan_item_at(p, index).kind != selection::ItemKind::kSlots;
       const uint32_t lanes = __ballot_sync(kAllLanes, stops);
       if (lanes == 0) continue;
       index_ += int64_t{__ffs(static_cast<int>(lanes)) - 1} * gridDim.x;
@@ -364,8 +350,7 @@ template <typename Config>
 __device__ __forceinline__ void load_query(const KernelParams& p, SharedStorage<Config>& shared,
                                            const Item& item) {
   const int thread = threadIdx.x & 127, first_row = thread >> 3, piece = thread & 7;
-  const __nv_bfloat16* q =
-      p.q + item.token * p.q_row_stride + item.first_head * p.q_head_stride + piece * 8;
+  const __nv_bfloat16* q = p.q + item.token * p.q_row_stride + piece * 8;
   const int64_t token_gap = p.q_row_stride - p.heads * p.q_head_stride;  // beyond the next head
   const uint32_t to = shared_address(shared.q) + first_row * 128 + ((piece ^ (first_row & 7)) << 4);
 
@@ -516,7 +501,7 @@ __device__ __forceinline__ void finish_rows(const KernelParams& p, SharedStorage
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = warp * 16 + (lane >> 2) + 8 * half;
-      const int head = item.first_head + row - token_of(p, item, row) * item.heads;
+      const int head = row - token_of(p, item, row) * item.heads;
       const bool live = row < item.rows();
       const float sum = softmax.sum[half], reference = softmax.reference[half];
       const float sink =
@@ -524,7 +509,7 @@ __device__ __forceinline__ void finish_rows(const KernelParams& p, SharedStorage
       shared.inverse[row] =
           softmax.seen[half] == 0 ? 0.f : inverse_denominator(sum, reference, sink);
       if (live) {
-        const int64_t at = item.token * p.heads + item.first_head + row;
+        const int64_t at = item.token * p.heads + row;
         p.lse[at] = (reference + log2f(sum)) * kLn2;
         if (p.max_logits != nullptr) p.max_logits[at] = softmax.top[half] * p.softmax_scale;
       }
@@ -643,7 +628,7 @@ __device__ __forceinline__ void store_output(const KernelParams& p, const Item& 
   const int lane = threadIdx.x & 31;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int64_t at = item.token * p.heads + item.first_head + row + 8 * half;
+    const int64_t at = item.token * p.heads + row + 8 * half;
     __nv_bfloat16* to = p.out + at * Config::kValueDim + first_channel + 8 * (lane & 3);
     const bool live = row + 8 * half < item.rows();
 #pragma unroll
@@ -729,7 +714,7 @@ __device__ __forceinline__ void init(SharedStorage<Config>& shared, int group_lo
 
 template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
-    sparse_mla_forward_kernel(const __grid_constant__ KernelParams p) {
+    sparse_mla_forward_groups_kernel(const __grid_constant__ KernelParams p) {
   extern __shared__ __align__(1024) uint8_t shared_bytes[];
   auto& shared = *reinterpret_cast<SharedStorage<Config>*>(shared_bytes);
   if (threadIdx.x == 0) init(shared, p.group_log2);
@@ -748,4 +733,4 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   }
 }
 
-}  // namespace flashdsa::attention::sm90::forward_pass
+}  // namespace flashdsa::attention::sm90::forward_groups

@@ -1,18 +1,17 @@
 #pragma once
 
-#include <cuda_bf16.h>
-
 #include <cstddef>
 #include <cstdint>
 
-#include "selection/plan_format.h"
+#include "attention/sm90/forward_params.h"
 
-namespace flashdsa::attention::sm90::forward_pass {
+namespace flashdsa::attention::sm90::forward_groups {
 
-inline constexpr int kValueWarps = 8;
+using KernelParams = ForwardKernelParams;
 
-// Sizes of the forward kernel. A block is 64 channels, 128 bytes of a row, in the 128-byte swizzle
-// of core/cuda/wgmma.cuh; a slot is what the ring hands over at once; a tile is one softmax step.
+// Sizes of the forward kernel for groups. A block is 64 channels, 128 bytes of a row, in the
+// 128-byte swizzle of core/cuda/wgmma.cuh; a slot is what the ring hands over at once; a tile is
+// one softmax step.
 template <int kHeadDimArg>
 struct Config {
   static constexpr int kHeadDim = kHeadDimArg;
@@ -66,40 +65,4 @@ struct SharedStorage {
 static_assert(sizeof(SharedStorage<Config<576>>) <= 232448, "over the limit of a Hopper SM");
 static_assert(sizeof(SharedStorage<Config<512>>) <= 232448, "over the limit of a Hopper SM");
 
-// Bit of a kind in KernelParams::kinds.
-constexpr uint32_t kind_bit(selection::ItemKind kind) { return 1u << static_cast<int>(kind); }
-
-// What the kernel receives. Strides count elements. Rows of q and kv are aligned to 16 bytes.
-struct KernelParams {
-  const __nv_bfloat16* q;  // [T_q, H, D]
-  int64_t q_row_stride;
-  int64_t q_head_stride;
-  const __nv_bfloat16* kv;  // [T_k, D]
-  int64_t kv_row_bytes;
-  const int32_t* topk_indices;  // [T_q, K]
-  int64_t topk_indices_row_stride;
-  const int32_t* extents;  // [T_q], last counted slot + 1; read without a plan
-  const float* attn_sink;  // [H] or null
-
-  __nv_bfloat16* out;  // [T_q, H, 512]
-  bool out_aligned;    // to 16 bytes
-  float* lse;          // [T_q, H]
-  float* max_logits;   // [T_q, H] or null
-
-  selection::PlanView plan;  // items null: every row is an item
-  uint32_t kinds;            // kind_bits of the plan's items to walk
-  int group_log2;            // of G, the most tokens of an item; 0 without a plan
-  uint8_t* not_finite;  // [T_q][kValueWarps], flags by item of the plan: 1 where the warp's part
-                        // of O is not finite; written of items of several tokens. Null if G is 1
-
-  int64_t items;  // without a plan; with one, as many there can be.
-                  // Item = (token or item of the plan) << head_blocks_log2 | block of 64 heads
-  int head_blocks_log2;
-  int heads;
-  int inverse_heads;  // 2^16 / H, rounded up: r * it >> 16 is r / H for the rows of a tile
-  int t_k;
-  float softmax_scale;
-  float softmax_scale_log2e;
-};
-
-}  // namespace flashdsa::attention::sm90::forward_pass
+}  // namespace flashdsa::attention::sm90::forward_groups

@@ -1,0 +1,14 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "attention/sm90/forward_groups/config.h"
+
+namespace flashdsa::attention::sm90::forward_groups {
+
+/// Queues out, lse and max_logits of the rows in kUnion and kRange items of params.plan on the
+/// current device, for at most 32 heads; the other items are left alone.
+void launch_forward_groups(const KernelParams& params, int head_dim, int device,
+                           cudaStream_t stream);
+
+}  // namespace flashdsa::attention::sm90::forward_groups
