@@ -151,10 +151,10 @@ def test_tensors_may_begin_anywhere(which):
 @pytest.mark.parametrize("layout", ["expanded", "expanded over rows", "strided"])
 def test_gradients_of_any_strides(layout):
     q, kv, *rest = problem()
-    grad_out = {"expanded": torch.ones((), device="cuda").expand(256, 8, 512),
-                "expanded over rows": torch.randn(512, device="cuda").expand(256, 8, 512),
-                "strided": torch.randn(512, 8, 256, device="cuda").permute(2, 1, 0)}[layout]
-    grad_out = grad_out.bfloat16()  # keeps the strides
+    options = {"device": "cuda", "dtype": torch.bfloat16}
+    grad_out = {"expanded": torch.ones((), **options).expand(256, 8, 512),
+                "expanded over rows": torch.randn(512, **options).expand(256, 8, 512),
+                "strided": torch.randn(512, 8, 256, **options).permute(2, 1, 0)}[layout]
     assert not grad_out.is_contiguous()
     results = []
     for gradient in (grad_out, grad_out.contiguous()):

@@ -141,7 +141,7 @@ std::size_t BackwardScratchBytes(std::int32_t heads) {
 }
 
 std::size_t PairsWords(std::int32_t heads) {
-  return static_cast<std::size_t>(even_heads(heads) / 2 * kDim);
+  return static_cast<std::size_t>(even_heads(heads)) / 2 * kDim;
 }
 
 void AccumulateGradIndexK(const AccumulateRow& row, float* accumulators) {

@@ -366,6 +366,7 @@ __device__ void find_unions(GroupState<kGroup>& s) {
   const bool good = (s.open >> node & 1) != 0 && pays<kGroup>(s.union_keys[node], s.runs[node]);
   const unsigned accepted = s.accepted | __ballot_sync(kAllLanes, good);
   const unsigned unions = __ballot_sync(kAllLanes, good && !is_inside(node, accepted));
+  __syncwarp();  // all lanes have read s.accepted
   if (node > 0) return;
   s.accepted = accepted;
   s.unions = unions;

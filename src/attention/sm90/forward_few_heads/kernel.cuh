@@ -4,9 +4,8 @@
 //   S^T [keys, H] = softmax_scale k q^T,  P = softmax_j(S, and the sink),  out^T [512, H] = V^T P^T
 //   lse = ln sum_j exp(S),  max_logits = max_j S
 //
-// Inputs and outputs: ForwardKernelParams. Items: the kSlots items of a plan, or every
-// row. Slots without a key are zero rows with P = 0. Columns past the last head repeat it and are
-// not stored.
+// Inputs and outputs: ForwardKernelParams. Items: the kSlots items of a plan, or every row. Slots
+// without a key are zero rows with P = 0. Columns past the last head repeat it and are not stored.
 //
 // Grid: one CTA per SM, items blockIdx.x, + gridDim.x, ...    Tile: 64 keys x 8, 16 or 32 heads.
 // Warpgroups                                                                       registers

@@ -40,10 +40,9 @@ struct Config {
 
 template <typename Config>
 struct SharedStorage {
-  alignas(1024) uint8_t q[Config::kTileBytes];                      // [block][head]
-  alignas(1024) uint8_t ring[Config::kStages][Config::kTileBytes];  // [block][key]
-  alignas(1024) uint8_t p[Config::kBlockBytes];                     // [head][key], swizzled
-  alignas(1024) uint8_t zeros[1152];   // what a product with descriptors of stride 0 reads
+  // What a product with descriptors of stride 0 reads. It stands in front because compute-sanitizer
+  // takes the strides for larger.
+  alignas(1024) uint8_t zeros[1152];
   float reference[2][Config::kHeads];  // by side
   float2 sums[2][Config::kHeads];      // by side: its part of the denominator, its maximum
   uint32_t valid[Config::kStages][2];  // bit c: key c, 32 + c of the tile counts
@@ -54,6 +53,9 @@ struct SharedStorage {
   uint64_t p_full[2];
   uint64_t sums_full[2];
   uint64_t sums_empty[2];
+  alignas(1024) uint8_t q[Config::kTileBytes];                      // [block][head]
+  alignas(1024) uint8_t ring[Config::kStages][Config::kTileBytes];  // [block][key]
+  alignas(1024) uint8_t p[Config::kBlockBytes];                     // [head][key], swizzled
 };
 
 static_assert(sizeof(SharedStorage<Config<576>>) <= 232448, "over the limit of a Hopper SM");

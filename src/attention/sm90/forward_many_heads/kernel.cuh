@@ -4,8 +4,8 @@
 //   S = softmax_scale q k,  P = softmax_j(S, and the sink),  out = sum_j P kv[i_j, :512]
 //   lse = ln sum_j exp(S),  max_logits = max_j S
 //
-// Inputs and outputs: ForwardKernelParams. Slots without a key are zero rows with P =
-// 0. Tile rows past the item's last head repeat it and are not stored.
+// Inputs and outputs: ForwardKernelParams. Slots without a key are zero rows with P = 0. Tile rows
+// past the item's last head repeat it and are not stored.
 //
 // Grid: one CTA per SM, items blockIdx.x, + gridDim.x, ...    Tile: 64 heads x 64 keys.
 // Warpgroups                                                                          registers
@@ -27,23 +27,21 @@
 // and only when the true maximum outgrows it by 2^8; P, O and the sums share it.
 //
 // Shared memory, bytes (D = 576 / 512): q 73728 / 65536, ring 2 x 73728 / 65536, P 8192, the rest
-// below 3072. Channels of q and of a tile come in three parts: the tail (above 511; may be empty),
-// and the halves of the sides. A part consists of blocks of 64 rows x 64 channels in the 128-byte
-// swizzle: a block of keys is the K operand of S and, transposed, the V operand.
+// 3072: 232448, the limit of an SM, / 207872. Channels of q and of a tile come in three parts: the
+// tail (above 511; may be empty), and the halves of the sides. A part consists of blocks of 64 rows
+// x 64 channels in the 128-byte swizzle: a block of keys is the K operand of S and, transposed, the
+// V operand.
 //
 // Barriers
-//   q_full[part]          128 cp.async         consumers, parity 0   a part of the item's q is
-//   there q_empty               8 warps              producer, parity 1    the item's last S is
-//   made kv_full[stage][part]  128 cp.async,        owner, parity 0       a part of the tile is
-//   there,
-//                         tail: 1 more                               tail: and its validity words
-//   kv_empty[stage][part] tail: 8 lanes of     producer, parity 1    S is made, words are read
-//                         the owner
-//                         half: 4 warps of     producer, parity 1    O has read it (S before)
-//                         its side
-//   p_full[side]          32 lanes of side     other side, parity 0  P and reference of side's tile
-//   sums_full[side]       32 lanes of side     other side, parity 0  side's sums of the item
-//   sums_empty[side]      32 lanes of other    side, parity 1        they are read
+//   q_full[part]           128 cp.async       consumers, parity 0   a part of the item's q is there
+//   q_empty                8 warps            producer, parity 1    the item's last S is made
+//   kv_full[stage][part]   128 cp.async,      owner, parity 0       a part of the tile is there,
+//                          tail: 1 more                             tail: and its validity words
+//   kv_empty[stage][tail]  8 lanes of owner   producer, parity 1    S is made, words are read
+//   kv_empty[stage][half]  4 warps of half's  producer, parity 1    O has read it (S before)
+//   p_full[side]           32 lanes of side   other side, parity 0  P, reference of side's tile
+//   sums_full[side]        32 lanes of side   other side, parity 0  side's sums of the item
+//   sums_empty[side]       32 lanes of other  side, parity 1        they are read
 // P has one buffer and no barrier to say that it is empty: who writes P(n) has read P(n-1).
 //
 // Rounded to BF16: P, as operand of the second product (its sum is not), and out. All else is FP32.
