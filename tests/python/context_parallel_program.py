@@ -73,7 +73,7 @@ def in_steps(cp, problem):
 
 
 def twice(cp, problem):
-    """grad_kv when two attentions use one gather: the second sees values of half the weight."""
+    """grad_kv when two attentions use one gather."""
     case = inputs_of(cp, problem)
     rows = metadata_of(cp, case)
     kv = cp.start_gather(case["kv"])

@@ -162,7 +162,7 @@ def test_scores_have_gradients(found, problem, order):
 
 
 def test_a_gather_may_be_used_twice(found, problem, one_rank, order):
-    """Each use has a reduction of its own. out has no sink here, lse is without it anyway."""
+    """Each use has a reduction of its own."""
     arguments = (problem["q"], problem["kv"], one_rank["topk_indices"], problem["softmax_scale"])
     length = one_rank["topk_length"]
     forward = flashdsa.attention_forward(*arguments, length)

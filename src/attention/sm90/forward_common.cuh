@@ -1,4 +1,4 @@
-// What the two forward kernels have in common: the end of a softmax row, and stores of out.
+// What the forward kernels have in common: the end of a softmax row, and stores of out.
 #pragma once
 
 #include <cuda_bf16.h>
