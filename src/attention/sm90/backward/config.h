@@ -116,6 +116,11 @@ struct alignas(16) GroupItem {
   int32_t first_key;  // of a range, else -1
 };
 
+struct GroupCounts {
+  int32_t items;
+  int32_t bad_keys;  // not 0: a key is not finite
+};
+
 // What the kernel receives. Strides count elements.
 struct KernelParams {
   const __nv_bfloat16* q;  // [T_q, H, D], rows of 16-byte pieces, as kv, out and grad_out
@@ -148,9 +153,9 @@ struct KernelParams {
   // Groups only; `items` is a bound then, and all of them are one launch.
   selection::PlanView plan;
   const GroupItem* group_items;
-  const int32_t* group_item_count;  // [1]
-  int mask_words;                   // the plan's for a row: G ceil(K / 32)
-  int inverse_heads;                // 2^16 / H, rounded up: r * it >> 16 is r / H for a tile's rows
+  const GroupCounts* group_counts;
+  int mask_words;     // the plan's for a row: G ceil(K / 32)
+  int inverse_heads;  // 2^16 / H, rounded up: r * it >> 16 is r / H for a tile's rows
 
   int64_t first_item;  // items of this launch: first_item, + 1, ...
   int items;

@@ -84,7 +84,7 @@ struct Item {
 // How many items there are; index < item_count.
 template <typename Config>
 __device__ __forceinline__ int item_count(const KernelParams& p) {
-  return Config::kGroups ? __ldg(p.group_item_count) : p.items;
+  return Config::kGroups ? __ldg(&p.group_counts->items) : p.items;
 }
 
 template <typename Config>
