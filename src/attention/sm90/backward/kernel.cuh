@@ -1,4 +1,5 @@
-// Sparse MLA attention, backward, on Hopper: one query row and up to 64 heads an item.
+// Sparse MLA attention, backward, on Hopper: one query row and up to 64 heads an item, or several
+// rows of up to 32 heads that select nearly the same keys.
 //
 //   S = scale q k,  P = exp(S - ln(e^lse + e^sink)),  D = sum_c grad_out out = sum_j P dP
 //   dP = grad_out value,  dS = P (dP - D) scale
@@ -7,6 +8,11 @@
 // Inputs and outputs: KernelParams in config.h. Slots that hold no key are zero rows with P = 0 and
 // are never added; heads past H are zero rows with P = dS = 0. The default kernel adds rows of
 // grad_kv with vector atomics; the ordered one stores every slot's row for ordered_sum.h.
+//
+// Groups. With Config::kGroups an item is one of groups.h: a row of the tile is a token and a head,
+// a slot a key of the item's list or range. What is said below of heads holds for these rows. P of
+// a key that a token did not select is -0, by whose sign dS becomes zero whatever dP and D are;
+// keys, queries and grad_out of an item of several tokens are finite, see groups.h.
 //
 // D. The walk begins with D of the BF16 out, whose rounding shifts every dS of a head by the same
 // multiple of P. Where the keys of a row have much in common, sum P k is long against grad_q, and
