@@ -6,8 +6,9 @@
 #include <limits>
 #include <set>
 
-#include "tests/attention/sm90/planned.h"
+#include "tests/attention/fixture.h"
 #include "tests/support/cuda/device_test.h"
+#include "tests/support/planned_rows.h"
 
 namespace flashdsa::test {
 namespace {

@@ -1,4 +1,4 @@
-#include "tests/attention/sm90/planned.h"
+#include "tests/support/planned_rows.h"
 
 #include <limits>
 #include <set>

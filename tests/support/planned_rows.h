@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "selection/plan_format.h"
-#include "tests/attention/fixture.h"
+#include "tests/support/attention_problem.h"
 
 namespace flashdsa::test {
 
