@@ -110,6 +110,7 @@ class Buffers {
       groups.items = carver.take<backward_pass::GroupItem>(rows);
       groups.counts = carver.take<backward_pass::GroupCounts>(1);
       groups.bad_keys = carver.take<std::uint8_t>(static_cast<std::size_t>(p.t_k));
+      groups.numbers = carver.take<std::int32_t>(static_cast<std::size_t>(p.t_k));
     } else {
       extents = carver.take<std::int32_t>(rows);
     }
@@ -178,7 +179,9 @@ void find_slots(const Call& call, const Inputs& inputs, const Buffers& buffers) 
          {inputs.q.data, p.t_q, p.heads, width, inputs.q.outer_stride, inputs.q.inner_stride},
          {inputs.grad_out.data, p.t_q, p.heads, static_cast<int>(kValueDim),
           inputs.grad_out.outer_stride, inputs.grad_out.inner_stride},
-         {inputs.kv.data, p.t_k, 1, width, inputs.kv.outer_stride, width}},
+         {inputs.kv.data, p.t_k, 1, width, inputs.kv.outer_stride, width},
+         p.topk_indices,
+         p.topk_indices_row_stride},
         buffers.groups, call.stream);
   } else {
     launch_row_extents({p.topk_indices, p.topk_indices_row_stride, p.topk_length, p.t_q,

@@ -110,11 +110,14 @@ static_assert(sizeof(SharedStorage<Config<512, false, false>>) <= 232448,
 
 // An item of groups: rows that share a tile, or one row.
 struct alignas(16) GroupItem {
-  int32_t token;      // the first
-  int32_t tokens;     // 1: over its slots, else over a list with masks, or a range of the plan
-  int32_t keys;       // slots to look at, or keys of the list or range
-  int32_t first_key;  // of a range, else -1
+  const int32_t* slots;  // where its keys stand: slots of one row, a list of the plan, or a part of
+                         // the numbers 0..T_k-1
+  int32_t token;         // the first
+  uint16_t extent;       // slots to look at
+  uint8_t tokens;        // 1: each slot is the row's; else the plan says which are whose
+  uint8_t is_range;      // of several tokens: whether the plan says it by a range, not by masks
 };
+static_assert(sizeof(GroupItem) == 16, "an item is read as two 8-byte words");
 
 struct GroupCounts {
   int32_t items;

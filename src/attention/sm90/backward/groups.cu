@@ -33,7 +33,7 @@ __device__ __forceinline__ bool sees_not_finite(const __nv_bfloat16* vector, int
   return seen;
 }
 
-// bad_keys and whether there is one, and the count of the plan's items; a warp a key.
+// bad_keys and whether there is one, numbers, and the count of the plan's items; a warp a key.
 __global__ void __launch_bounds__(kRowThreads)
     bad_keys_kernel(const __grid_constant__ StridedRows kv, const int32_t* item_count,
                     const __grid_constant__ GroupItems to) {
@@ -43,8 +43,16 @@ __global__ void __launch_bounds__(kRowThreads)
         __any_sync(0xFFFFFFFFu, sees_not_finite(kv.data + s * kv.outer_stride, kv.width));
     if (threadIdx.x % 32 != 0) continue;
     to.bad_keys[s] = bad;
+    to.numbers[s] = static_cast<int32_t>(s);
     if (bad) to.counts->bad_keys = 1;
   }
+}
+
+// The keys of an item of several tokens.
+__device__ __forceinline__ const int32_t* keys_of(const GroupInputs& in, const GroupItems& to,
+                                                  const PlanItem& item) {
+  if (item.kind == ItemKind::kRange) return to.numbers + item.first_key;
+  return in.plan.lists + int64_t{item.first_row} * in.plan.topk;
 }
 
 // Whether this thread sees an input of the item that is not finite; a warp a vector.
@@ -61,9 +69,9 @@ __device__ __forceinline__ bool sees_bad_input(const GroupInputs& in, const Grou
         in.grad_out.width);
   }
   if (__ldg(&to.counts->bad_keys) == 0) return seen;
-  const int32_t* list = in.plan.lists + int64_t{item.first_row} * in.plan.topk;
+  const int32_t* keys = keys_of(in, to, item);
   for (int i = threadIdx.x; i < item.keys; i += kRowThreads) {
-    const int64_t key = item.kind == ItemKind::kRange ? item.first_key + i : __ldg(list + i);
+    const int key = keys[i];
     if (key >= 0 && key < in.kv.outer) seen |= to.bad_keys[key] != 0;
   }
   return seen;
@@ -71,15 +79,16 @@ __device__ __forceinline__ bool sees_bad_input(const GroupInputs& in, const Grou
 
 // The record of a row that stands alone; row_keys are its slots up to the last that counts.
 __device__ __forceinline__ GroupItem single(const GroupInputs& in, int token) {
-  return {token, 1, __ldg(in.plan.row_keys + token), -1};
+  const int32_t* slots = in.topk_indices + token * in.topk_indices_row_stride;
+  return {slots, token, static_cast<uint16_t>(__ldg(in.plan.row_keys + token)), 1, 0};
 }
 
-// A CTA an item.
-__global__ void __launch_bounds__(kRowThreads)
+// A CTA an item; four on an SM, since for six the compiler spills.
+__global__ void __launch_bounds__(kRowThreads, 4)
     group_items_kernel(const __grid_constant__ GroupInputs in,
                        const __grid_constant__ GroupItems to) {
   const int count = __ldg(in.plan.item_count);
-  for (int64_t index = blockIdx.x; index < count; index += gridDim.x) {
+  for (int index = blockIdx.x; index < count; index += static_cast<int>(gridDim.x)) {
     const PlanItem item = in.plan.items[index];
     if (item.rows == 1) {
       if (threadIdx.x == 0) to.items[index] = single(in, item.first_row);
@@ -88,12 +97,13 @@ __global__ void __launch_bounds__(kRowThreads)
     const bool splits = __syncthreads_or(sees_bad_input(in, to, item)) != 0;
     if (threadIdx.x != 0) continue;
     if (!splits) {
-      const int first_key = item.kind == ItemKind::kRange ? item.first_key : -1;
-      to.items[index] = {item.first_row, item.rows, item.keys, first_key};
+      to.items[index] = {keys_of(in, to, item), item.first_row, static_cast<uint16_t>(item.keys),
+                         static_cast<uint8_t>(item.rows), item.kind == ItemKind::kRange};
       continue;
     }
     to.items[index] = single(in, item.first_row);
     const int at = atomicAdd(&to.counts->items, item.rows - 1) - 1;
+#pragma unroll 1
     for (int r = 1; r < item.rows; ++r) to.items[at + r] = single(in, item.first_row + r);
   }
 }

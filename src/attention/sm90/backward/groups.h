@@ -20,9 +20,11 @@ namespace flashdsa::attention::sm90::backward_pass {
 /// What the items are made from. Rows are aligned to 16 bytes.
 struct GroupInputs {
   selection::PlanView plan;
-  StridedRows q;         // [T_q, H, D]
-  StridedRows grad_out;  // [T_q, H, 512]
-  StridedRows kv;        // [T_k, 1, D]
+  StridedRows q;                // [T_q, H, D]
+  StridedRows grad_out;         // [T_q, H, 512]
+  StridedRows kv;               // [T_k, 1, D]
+  const int32_t* topk_indices;  // [T_q, K]
+  int64_t topk_indices_row_stride;
 };
 
 /// Device memory of the items.
@@ -30,6 +32,7 @@ struct GroupItems {
   GroupItem* items;     // [T_q]
   GroupCounts* counts;  // [1]
   uint8_t* bad_keys;    // [T_k], 1 where the key is not finite
+  int32_t* numbers;     // [T_k], 0, 1, ...; the keys of ranges
 };
 
 /// Queues the items: first one for every item of the plan, in its order and with the first token of

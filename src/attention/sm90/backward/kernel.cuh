@@ -84,7 +84,7 @@ struct Item {
 
   // Groups only.
   int tokens;
-  int first_key;  // of a range, else -1
+  bool is_range;
 };
 
 // How many items there are; index < item_count.
@@ -97,13 +97,13 @@ template <typename Config>
 __device__ __forceinline__ Item item_at(const KernelParams& p, int index) {
   Item result;
   if constexpr (Config::kGroups) {
-    const int4 item = __ldg(reinterpret_cast<const int4*>(p.group_items + index));
+    const int2 item = __ldg(reinterpret_cast<const int2*>(p.group_items + index) + 1);
     result.token = item.x;
     result.first_head = 0;
-    result.rows = item.y * p.heads;
-    result.extent = item.z;
-    result.tokens = item.y;
-    result.first_key = item.w;
+    result.extent = item.y & 0xFFFF;
+    result.tokens = item.y >> 16 & 0xFF;
+    result.rows = result.tokens * p.heads;
+    result.is_range = item.y >> 24 != 0;
   } else {
     const int64_t item = p.first_item + index;
     result.token = item >> p.two_head_blocks;
@@ -127,38 +127,51 @@ __device__ __forceinline__ Item next_item(const KernelParams& p, int index) {
 
 __device__ __forceinline__ int tiles_of(const Item& item) { return (item.extent + 63) / 64; }
 
-// The keys of an item, by slot.
+// The same number, of which the compiler knows nothing: what is computed from it is computed again
+// instead of held in registers.
+template <typename Word>
+__device__ __forceinline__ Word opaque(Word number) {
+  asm volatile("" : "+r"(number));
+  return number;
+}
+
+// Where the keys of an item stand, and how many. With groups this is read anew from the record
+// instead of held in registers.
 template <typename Config>
-class Keys {
- public:
-  __device__ __forceinline__ Keys(const KernelParams& p, const Item& item, int index) {
-    if constexpr (Config::kGroups) {
-      slots_ = item.tokens > 1 ? p.plan.lists + item.token * p.topk
-                               : p.topk_indices + item.token * p.topk_indices_row_stride;
-      first_key_ = item.first_key;
-    } else {
-      slots_ = p.topk_indices +
-               ((p.first_item + index) >> p.two_head_blocks) * p.topk_indices_row_stride;
-    }
+__device__ __forceinline__ const int32_t* slots_of(const KernelParams& p, int index) {
+  if constexpr (Config::kGroups) {
+    return reinterpret_cast<const int32_t*>(
+        __ldg(reinterpret_cast<const uint64_t*>(p.group_items + opaque(index))));
+  } else {
+    return p.topk_indices +
+           ((p.first_item + index) >> p.two_head_blocks) * p.topk_indices_row_stride;
   }
+}
 
-  // -1 for none.
-  __device__ __forceinline__ int at(const KernelParams& p, int extent, int slot) const {
-    int key = -1;
-    if (slot < extent) {
-      if constexpr (Config::kGroups) {
-        key = first_key_ >= 0 ? first_key_ + slot : __ldg(slots_ + slot);
-      } else {
-        key = __ldg(slots_ + slot);
-      }
-    }
-    return static_cast<unsigned>(key) < static_cast<unsigned>(p.t_k) ? key : -1;
-  }
+template <typename Config>
+__device__ __forceinline__ int extent_of(const KernelParams& p, const Item& item, int index) {
+  return Config::kGroups ? item_at<Config>(p, opaque(index)).extent : item.extent;
+}
 
- private:
-  const int32_t* slots_;  // of items that are no range
-  int first_key_;         // of a range, else -1; groups only
-};
+// What stands in slots first + i * kStep of an item, -1 behind the last. Nothing looks at the
+// entries here, so that they stay on their way until key_or_none asks for them. Without the return
+// the compiler spills the counters of the walk over groups instead of keeping them uniform.
+template <typename Config, int kStep, int kCount>
+__device__ __forceinline__ void read_entries(const KernelParams& p, const Item& item, int index,
+                                             int first, int (&entries)[kCount]) {
+  const int32_t* slots = slots_of<Config>(p, index) + first;
+  const int left = extent_of<Config>(p, item, index) - first;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) entries[i] = -1;
+  if (Config::kGroups && left <= 0) return;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) entries[i] = i * kStep < left ? __ldg(slots + i * kStep) : -1;
+}
+
+// The key that an entry is, or -1.
+__device__ __forceinline__ int key_or_none(const KernelParams& p, int entry) {
+  return static_cast<unsigned>(entry) < static_cast<unsigned>(p.t_k) ? entry : -1;
+}
 
 // The token of tile row `row` within its item; any number below 8 for a row past the last.
 template <typename Config>
@@ -180,29 +193,9 @@ __device__ __forceinline__ int head_of(const KernelParams& p, const Item& item, 
   return item.first_head + row - token_of<Config>(p, row) * p.heads;
 }
 
-// The same number, of which the compiler knows nothing: what is computed from it is computed again
-// instead of held in registers.
-template <typename Word>
-__device__ __forceinline__ Word opaque(Word number) {
-  asm volatile("" : "+r"(number));
-  return number;
-}
-
 // Bits 0..n-1, for any n.
 __device__ __forceinline__ uint32_t bits_below(int n) {
   return n >= 32 ? kAllLanes : (1u << max(n, 0)) - 1;
-}
-
-// The keys of the walk's item `item`, whose number is `index`. Of groups its record is read again
-// instead of held in registers.
-template <typename Config>
-__device__ __forceinline__ Keys<Config> keys_again(const KernelParams& p, const Item& item,
-                                                   int index) {
-  if constexpr (Config::kGroups) {
-    return {p, item_at<Config>(p, opaque(index)), index};
-  } else {
-    return {p, item, index};
-  }
 }
 
 __device__ __forceinline__ float low_bf16(uint32_t pair) { return __uint_as_float(pair << 16); }
@@ -227,19 +220,23 @@ __device__ __forceinline__ int chunk_offset(int row, int piece) {
 
 // ------------------------------------------------------------------------------ grad_kv
 
-// Rows of `grad_kv_rows` into which this lane adds of tile `tile`, -1 for none: of its warp's 16
-// slots number (lane / 4) % 4 + 4 i, see add_chunk.
-template <typename Config>
-__device__ __forceinline__ void rows_to_add(const KernelParams& p, const Item& item, int index,
-                                            int tile, int (&rows)[4]) {
+// A lane adds to four rows of a tile: of its warp's 16 slots to number (lane / 4) % 4 + 4 i, see
+// add_chunk. This is the first of these slots.
+__device__ __forceinline__ int first_slot_to_add(int tile) {
   const int thread = opaque(static_cast<int>(threadIdx.x & 127));
-  const int first = tile * 64 + (thread >> 5) * 16 + ((thread >> 2) & 3);
-  const Keys<Config> keys = keys_again<Config>(p, item, index);
+  return tile * 64 + (thread >> 5) * 16 + ((thread >> 2) & 3);
+}
+
+// From the entries of these slots to rows of `grad_kv_rows`, -1 for none.
+template <typename Config>
+__device__ __forceinline__ void rows_to_add(const KernelParams& p, int index, int tile,
+                                            int (&rows)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const int slot = first + 4 * i;
-    const int key = keys.at(p, item.extent, slot);
-    rows[i] = Config::kOrdered && key >= 0 ? index * p.topk + slot : key;
+    rows[i] = key_or_none(p, rows[i]);
+    if (Config::kOrdered && rows[i] >= 0) {
+      rows[i] = index * p.topk + first_slot_to_add(tile) + 4 * i;
+    }
   }
 }
 
@@ -329,8 +326,9 @@ __device__ __forceinline__ void run_grad_kv(const KernelParams& p, SharedStorage
     named_arrive(kPFree, 384);
     for (int tile = 0; tile < tiles; ++tile) {
       int rows[4];
-      rows_to_add<Config>(p, item, index, tile, rows);
+      read_entries<Config, 4>(p, item, index, first_slot_to_add(tile), rows);
       named_meet(kDsReady, 384);
+      rows_to_add<Config>(p, index, tile, rows);
       float d[32];
 #pragma unroll 1
       for (int c = 2 * Config::kOwnChunks; c < Config::kChunks; ++c) {
@@ -555,21 +553,21 @@ __device__ __forceinline__ uint32_t words_of_tile(const KernelParams& p, int ind
                                                   int lane) {
   const Item item = item_at<Config>(p, opaque(index));
   if (item.tokens == 1) {
-    const Keys<Config> keys(p, item, index);
-    const int key0 = keys.at(p, item.extent, tile * 64 + lane);
-    const int key1 = keys.at(p, item.extent, tile * 64 + 32 + lane);
-    const uint32_t low = __ballot_sync(kAllLanes, key0 >= 0);
-    const uint32_t high = __ballot_sync(kAllLanes, key1 >= 0);
+    int entries[2];
+    read_entries<Config, 32>(p, item, index, tile * 64 + lane, entries);
+    const uint32_t low = __ballot_sync(kAllLanes, key_or_none(p, entries[0]) >= 0);
+    const uint32_t high = __ballot_sync(kAllLanes, key_or_none(p, entries[1]) >= 0);
     return lane < 8 ? low : high;
   }
   const int token = lane & 7, chunk = 2 * tile + (lane >> 3 & 1);
   if (token >= item.tokens || chunk * 32 >= item.extent) return 0;
-  if (item.first_key < 0) {
+  if (!item.is_range) {
     return __ldg(p.plan.masks + item.token * p.mask_words + chunk * item.tokens + token);
   }
   const int keys = __ldg(p.plan.row_keys + item.token + token);
   if (keys == 0) return 0;
-  const int first = __ldg(p.plan.row_first + item.token + token) - item.first_key - chunk * 32;
+  const int first_key = __ldg(slots_of<Config>(p, index)) + chunk * 32;
+  const int first = __ldg(p.plan.row_first + item.token + token) - first_key;
   return bits_below(first + keys) & ~bits_below(first);
 }
 
@@ -765,14 +763,14 @@ struct Math {
         softmax_of_tokens(s, p.softmax_scale * kLog2E, lse0, lse1, words, tokens, lane);
         hand_over_p(shared, s, lse0, lse1, opaque(offset));
       } else if constexpr (kGroup == 0) {
-        const Keys<Config> keys(p, item, index);
-        const int key0 = keys.at(p, item.extent, tile * 64 + lane);
-        const int key1 = keys.at(p, item.extent, tile * 64 + 32 + lane);
+        int entries[2];
+        read_entries<Config, 32>(p, item, index, tile * 64 + lane, entries);
         wgmma_wait<0>();
         wgmma_pin(s);
         const float lse0 = shared.lse_log2[head0], lse1 = shared.lse_log2[head0 + 8];
-        softmax(s, p.softmax_scale * kLog2E, lse0, lse1, __ballot_sync(kAllLanes, key0 >= 0),
-                __ballot_sync(kAllLanes, key1 >= 0), lane);
+        softmax(s, p.softmax_scale * kLog2E, lse0, lse1,
+                __ballot_sync(kAllLanes, key_or_none(p, entries[0]) >= 0),
+                __ballot_sync(kAllLanes, key_or_none(p, entries[1]) >= 0), lane);
         hand_over_p(shared, s, lse0, lse1, opaque(offset));
       } else {
         named_arrive(kPFree, 384);
@@ -789,6 +787,8 @@ struct Math {
         fence_async_shared();
       }
       named_meet(kDsReady, 384);
+      int rows[4];  // entries, on their way during grad_q
+      read_entries<Config, 4>(p, item, index, first_slot_to_add(tile), rows);
       float p_k[16];
       grad_q_products(shared, grad_q, p_k, tile != 0, lane);
       if constexpr (Config::kSumsRope) {
@@ -798,8 +798,7 @@ struct Math {
         }
       }
 
-      int rows[4];
-      rows_to_add<Config>(p, item, index, tile, rows);
+      rows_to_add<Config>(p, index, tile, rows);
 #pragma unroll 1
       for (int c = kGroup * Config::kOwnChunks; c < (kGroup + 1) * Config::kOwnChunks; ++c) {
         grad_kv_products(shared, s, c);
@@ -988,19 +987,15 @@ __device__ __forceinline__ void run_loads(const KernelParams& p, SharedStorage<C
   for (int index = blockIdx.x; index < item_count<Config>(p); index += p.ctas) {
     const Item item = next_item<Config>(p, index);
     if (item.extent == 0) continue;
-    const Keys<Config> slots(p, item, index);
     const int tiles = tiles_of(item);
     barrier_wait(&shared.key_area_free, item_parity);
-    int next[4];  // keys of the coming tile, -1 for none
-#pragma unroll
-    for (int i = 0; i < 4; ++i) next[i] = slots.at(p, item.extent, row + 16 * i);
+    int next[4];  // entries of the coming tile
+    read_entries<Config, 16>(p, item, index, row, next);
     for (int tile = 0; tile < tiles; ++tile) {
       int current[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        current[i] = next[i];
-        next[i] = slots.at(p, item.extent, (tile + 1) * 64 + row + 16 * i);
-      }
+      for (int i = 0; i < 4; ++i) current[i] = key_or_none(p, next[i]);
+      read_entries<Config, 16>(p, item, index, (tile + 1) * 64 + row, next);
 #pragma unroll
       for (int n = 0; n < Config::kChunks; ++n) {
         const int c = Config::chunk_at(n);
