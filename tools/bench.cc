@@ -436,8 +436,8 @@ void add_run_options(CLI::App& command, BenchArgs& args) {
       ->type_name("NAME");
   command
       .add_option("--plan", args.plans,
-                  "What forward knows of the selection, each timed: none, reused (a plan built "
-                  "once), built (by every call); default none")
+                  "What forward and backward know of the selection, each timed: none, reused (a "
+                  "plan built once), built (by every call); default none")
       ->delimiter(',')
       ->type_name("NAME,...");
   command

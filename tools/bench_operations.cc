@@ -278,25 +278,43 @@ Figure check_backward_there(const PlacedWorkload& workload, const SelectionTenso
                         workload.placement.fetch_all(forward), workload.placement.fetch_all(there));
 }
 
+// The plan of an operation that walks one, as `use` says.
+class OperationPlan {
+ public:
+  OperationPlan(const PlacedWorkload& workload, PlanUse use, const Runtime& chosen,
+                Operation& operation)
+      : use_(use) {
+    build_ = [&workload, plan = plan_](const Runtime& runtime) {
+      *plan = build_selection_plan(plan_args(workload.placed), runtime);
+    };
+    if (use_ == PlanUse::kNone) return;
+    build_(chosen);
+    operation.plan_bytes = plan_->bytes();
+    if (use_ == PlanUse::kReused) operation.build_plan = build_;
+  }
+
+  // Before a call with `args`.
+  void give(SparseAttentionInputs& args, const Runtime& runtime) const {
+    if (use_ == PlanUse::kBuilt) build_(runtime);
+    if (use_ != PlanUse::kNone) args.plan = plan_.get();
+  }
+
+ private:
+  PlanUse use_;
+  std::shared_ptr<SelectionPlan> plan_ = std::make_shared<SelectionPlan>();
+  std::function<void(const Runtime&)> build_;
+};
+
 Operation make_forward(const PlacedWorkload& workload, const AttentionCalls& calls, PlanUse use,
                        const Runtime& chosen) {
   const SelectionTensors selection = selection_of(workload.placed);
   const ForwardOutputs outputs = allocate_forward(workload.placed, chosen);
   Operation operation;
-  const auto plan = std::make_shared<SelectionPlan>();
-  const auto build = [&workload, plan](const Runtime& runtime) {
-    *plan = build_selection_plan(plan_args(workload.placed), runtime);
-  };
-  if (use != PlanUse::kNone) {
-    build(chosen);
-    operation.plan_bytes = plan->bytes();
-  }
-  if (use == PlanUse::kReused) operation.build_plan = build;
-  operation.run = [&workload, call = calls.forward, selection, outputs, plan, build,
-                   use](const Runtime& runtime) {
+  const OperationPlan plan(workload, use, chosen, operation);
+  operation.run = [&workload, call = calls.forward, selection, outputs,
+                   plan](const Runtime& runtime) {
     AttentionForwardArgs args = forward_args(workload.placed, selection, outputs);
-    if (use == PlanUse::kBuilt) build(runtime);
-    if (use != PlanUse::kNone) args.plan = plan.get();
+    plan.give(args, runtime);
     call(args, runtime);
   };
   operation.check = [&workload, outputs] {
@@ -309,16 +327,19 @@ Operation make_forward(const PlacedWorkload& workload, const AttentionCalls& cal
   return operation;
 }
 
-Operation make_backward(const PlacedWorkload& workload, const AttentionCalls& calls,
+Operation make_backward(const PlacedWorkload& workload, const AttentionCalls& calls, PlanUse use,
                         const Runtime& chosen) {
   const SelectionTensors selection = selection_of(workload.placed);
   const ForwardOutputs forward = allocate_forward(workload.placed, chosen);
   const BackwardOutputs outputs = allocate_backward(workload.placed, chosen);
   calls.forward(forward_args(workload.placed, selection, forward), chosen);
   Operation operation;
-  operation.run = [&workload, call = calls.backward, selection, forward,
-                   outputs](const Runtime& runtime) {
-    call(backward_args(workload.placed, selection, forward, outputs), runtime);
+  const OperationPlan plan(workload, use, chosen, operation);
+  operation.run = [&workload, call = calls.backward, selection, forward, outputs,
+                   plan](const Runtime& runtime) {
+    AttentionBackwardArgs args = backward_args(workload.placed, selection, forward, outputs);
+    plan.give(args, runtime);
+    call(args, runtime);
   };
   operation.check = [&workload, forward, outputs] {
     return check_backward_there(workload, selection_of(workload.host), forward, outputs);
@@ -377,7 +398,9 @@ PlanUse parse_plan_use(const std::string& text) {
   return static_cast<PlanUse>(use - kPlanUses.begin());
 }
 
-bool takes_plan(std::string_view operation) { return operation == "forward"; }
+bool takes_plan(std::string_view operation) {
+  return operation == "forward" || operation == "backward";
+}
 
 bool needs_attention(std::string_view operation) {
   return operation != "metadata" && operation != "topk";
@@ -400,7 +423,7 @@ Operation make_operation(std::string_view name, const PlacedWorkload& workload,
   if (name == "compact") return make_compact(workload, runtime);
   if (name == "plan") return make_plan(workload, runtime);
   if (name == "forward") return make_forward(workload, calls, plan, runtime);
-  if (name == "backward") return make_backward(workload, calls, runtime);
+  if (name == "backward") return make_backward(workload, calls, plan, runtime);
   if (name == "step") return make_step(workload, runtime);
   throw Error(ErrorCode::kInternal,
               fmt::format("{}:{}: there is no operation {}", __FILE__, __LINE__, name));

@@ -29,7 +29,7 @@ struct AttentionCalls {
   std::function<void(const AttentionBackwardArgs&, const Runtime&)> backward = attention_backward;
 };
 
-/// What the forward knows of the selection beforehand.
+/// What forward and backward know of the selection beforehand.
 enum class PlanUse : std::uint8_t {
   kNone,    ///< nothing
   kReused,  ///< a plan that was built once

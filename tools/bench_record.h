@@ -60,7 +60,7 @@ struct BenchRecord {
   std::optional<double> peak_gflops;  // absent: nobody measured this GPU's
   std::size_t scratch_bytes = 0;
   std::optional<double> overlap;
-  std::string plan;  // of the forward: none, reused, built; else none
+  std::string plan;  // of forward and backward: none, reused, built; else none
   std::optional<std::size_t> plan_bytes;
   std::optional<double> plan_ms;  // median of building the plan that the calls reused
   Figure error;

@@ -21,8 +21,8 @@ struct SparseAttentionInputs {
   std::optional<TensorView> topk_length;  ///< int32 [T_q]: only the first slots of a row exist
   std::optional<TensorView> attn_sink;    ///< single [H]: logit of a virtual key of value zero
 
-  /// The plan of this selection and head count, or null. Forward on Hopper walks it except in
-  /// invariant mode; the host backends do without, and so does backward in this version.
+  /// The plan of this selection and head count, or null. On Hopper forward walks it except in
+  /// invariant mode, backward in the default mode; the host backends do without.
   const SelectionPlan* plan = nullptr;
 };
 

@@ -80,16 +80,19 @@ class Everywhere(BenchTest):
     def test_plans(self):
         """A row for each use of a plan; with 4 heads groups of 8 rows."""
         lines = self.folder / "rows.jsonl"
-        self.assert_succeeds("bench", *SMALL, "--t-q", "6", "--t-k", "64", "--op", "plan,forward",
-                             "--plan", "none,reused,built", "--json", lines)
+        self.assert_succeeds("bench", *SMALL, "--t-q", "6", "--t-k", "64", "--op",
+                             "plan,forward,backward", "--plan", "none,reused,built", "--json",
+                             lines)
         rows = [json.loads(line) for line in lines.read_text().splitlines()]
         self.assertEqual([(row["op"], row["plan"]) for row in rows],
                          [("plan", "none"), ("forward", "none"), ("forward", "reused"),
-                          ("forward", "built")])
+                          ("forward", "built"), ("backward", "none"), ("backward", "reused"),
+                          ("backward", "built")])
         # Each array rounded up to 64 bytes: the count, items, two numbers a row, lists, masks.
         size = 64 + 6 * 32 + 2 * 64 + 6 * 16 * 4 + 6 * 8 * 4
-        self.assertEqual([row["plan_bytes"] for row in rows], [size, None, size, size])
-        self.assertEqual([row["plan_ms"] is not None for row in rows], [False, False, True, False])
+        self.assertEqual([row["plan_bytes"] for row in rows], [size] + 2 * [None, size, size])
+        self.assertEqual([row["plan_ms"] is not None for row in rows],
+                         [False] + 2 * [False, True, False])
         for row in rows:
             self.assertNotIn("FAIL", row["error"])
         self.assertIn("differing rows 0", rows[0]["error"])

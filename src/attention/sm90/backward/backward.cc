@@ -1,6 +1,7 @@
 // attention_backward on Hopper: the passes around the backward kernel, in stream order.
 //
-//   extents of the rows; aligned copies of inputs that the kernel cannot read in place;
+//   extents of the rows, or the items of a plan; aligned copies of inputs that the kernel cannot
+//   read in place;
 //   default: kernel with atomics into FP32 accumulators, and its repair;
 //   deterministic, invariant: for every chunk of items the kernel that stores each slot's row, its
 //   repair, then the ordered sum; channels into their order and dtype; the sink's sum.
@@ -14,6 +15,7 @@
 
 #include "attention/backends.h"
 #include "attention/sm90/aligned_rows.h"
+#include "attention/sm90/backward/groups.h"
 #include "attention/sm90/backward/launch.h"
 #include "attention/sm90/backward/ordered_sum.h"
 #include "attention/sm90/backward/passes.h"
@@ -40,6 +42,12 @@ struct Call {
 
 int two_head_blocks(const BackwardParams& p) { return p.heads > kHeadsPerItem ? 1 : 0; }
 std::int64_t items_of(const BackwardParams& p) { return p.t_q << two_head_blocks(p); }
+
+// Whether rows may share a tile; the order of an ordered mode is that of rows alone.
+bool walks_groups(const Call& call) {
+  const selection::PlanView* plan = call.params.plan;
+  return plan != nullptr && plan->group > 1 && call.runtime.mode == Mode::kDefault;
+}
 
 struct Inputs {
   AlignedRows q, out, grad_out, kv;
@@ -74,28 +82,38 @@ class Buffers {
   explicit Buffers(const Call& call)
       : accumulators(static_cast<float*>(call.params.grad_kv)),
         grad_q(static_cast<__nv_bfloat16*>(call.params.grad_q)),
-        memory_(call.runtime, bytes(call.params), call.params.device) {
+        memory_(call.runtime, bytes(call), call.params.device) {
     core::Carver carver(memory_.data());
-    carve(carver, call.params);
+    carve(carver, call);
   }
 
   float* accumulators;                   // [T_k, D], channels permuted
   __nv_bfloat16* grad_q;                 // [T_q, H, D]
-  std::int32_t* extents = nullptr;       // [T_q]
+  std::int32_t* extents = nullptr;       // [T_q], or null with groups
+  backward_pass::GroupItems groups{};    // or nulls
   float* d_errors = nullptr;             // [T_q, H]
   std::uint8_t* needs_repair = nullptr;  // [items, 4]
   float* sink_terms = nullptr;           // [T_q, H], or null
 
  private:
-  std::size_t bytes(const BackwardParams& params) {
+  std::size_t bytes(const Call& call) {
     core::Carver count;
-    carve(count, params);
+    carve(count, call);
     return count.bytes();
   }
 
-  void carve(core::Carver& carver, const BackwardParams& p) {
+  void carve(core::Carver& carver, const Call& call) {
+    const BackwardParams& p = call.params;
+    const auto rows = static_cast<std::size_t>(p.t_q);
     const auto vectors = static_cast<std::size_t>(p.t_q * p.heads);
-    extents = carver.take<std::int32_t>(static_cast<std::size_t>(p.t_q));
+    if (walks_groups(call)) {
+      groups.items = carver.take<backward_pass::GroupItem>(rows);
+      groups.counts = carver.take<backward_pass::GroupCounts>(1);
+      groups.bad_keys = carver.take<std::uint8_t>(static_cast<std::size_t>(p.t_k));
+      groups.numbers = carver.take<std::int32_t>(static_cast<std::size_t>(p.t_k));
+    } else {
+      extents = carver.take<std::int32_t>(rows);
+    }
     d_errors = carver.take<float>(vectors);
     needs_repair = carver.take<std::uint8_t>(static_cast<std::size_t>(items_of(p)) * 4);
     if (p.grad_attn_sink != nullptr) {
@@ -131,6 +149,13 @@ KernelParams kernel_params(const BackwardParams& p, const Inputs& inputs, const 
   kernel.topk_indices = p.topk_indices;
   kernel.topk_indices_row_stride = p.topk_indices_row_stride;
   kernel.extents = buffers.extents;
+  if (buffers.groups.items != nullptr) {
+    kernel.plan = *p.plan;
+    kernel.group_items = buffers.groups.items;
+    kernel.group_counts = buffers.groups.counts;
+    kernel.mask_words = static_cast<int>(p.plan->group * ((p.topk + 31) / 32));
+    kernel.inverse_heads = static_cast<int>((0x10000 + p.heads - 1) / p.heads);
+  }
   kernel.attn_sink = static_cast<const float*>(p.attn_sink);
   kernel.sink_terms = buffers.sink_terms;
   kernel.d_errors = buffers.d_errors;
@@ -144,9 +169,36 @@ KernelParams kernel_params(const BackwardParams& p, const Inputs& inputs, const 
   return kernel;
 }
 
+// Queues what says which slots a row has: its extent, or the items of the plan.
+void find_slots(const Call& call, const Inputs& inputs, const Buffers& buffers) {
+  const BackwardParams& p = call.params;
+  if (walks_groups(call)) {
+    const auto width = static_cast<int>(p.head_dim);
+    backward_pass::launch_group_items(
+        {*p.plan,
+         {inputs.q.data, p.t_q, p.heads, width, inputs.q.outer_stride, inputs.q.inner_stride},
+         {inputs.grad_out.data, p.t_q, p.heads, static_cast<int>(kValueDim),
+          inputs.grad_out.outer_stride, inputs.grad_out.inner_stride},
+         {inputs.kv.data, p.t_k, 1, width, inputs.kv.outer_stride, width},
+         p.topk_indices,
+         p.topk_indices_row_stride},
+        buffers.groups, call.stream);
+  } else {
+    launch_row_extents({p.topk_indices, p.topk_indices_row_stride, p.topk_length, p.t_q,
+                        static_cast<int>(p.topk), static_cast<int>(p.t_k)},
+                       buffers.extents, call.stream);
+  }
+}
+
 // Adds every item's rows to `accumulators` with atomics.
 void add_unordered(const Call& call, KernelParams kernel, std::int64_t items, float* accumulators) {
   kernel.grad_kv_rows = accumulators;
+  if (walks_groups(call)) {
+    kernel.items = static_cast<int>(items);
+    backward_pass::launch_backward_groups(kernel, static_cast<int>(call.params.head_dim),
+                                          call.params.device.index, call.stream);
+    return;
+  }
   for (std::int64_t first = 0; first < items; first += kMaxItemsPerLaunch) {
     kernel.first_item = first;
     kernel.items = static_cast<int>(std::min(kMaxItemsPerLaunch, items - first));
@@ -230,9 +282,7 @@ void backward(const BackwardParams& params, const Runtime& runtime) {
   const Inputs inputs(call);
   const KernelParams kernel = kernel_params(params, inputs, buffers);
 
-  launch_row_extents({params.topk_indices, params.topk_indices_row_stride, params.topk_length,
-                      params.t_q, kernel.topk, kernel.t_k},
-                     buffers.extents, call.stream);
+  if (params.t_q > 0) find_slots(call, inputs, buffers);
   const auto grad_kv_bytes = static_cast<std::size_t>(params.t_k * params.head_dim) * sizeof(float);
   if (grad_kv_bytes > 0) {
     core::cuda::check(cudaMemsetAsync(buffers.accumulators, 0, grad_kv_bytes, call.stream),

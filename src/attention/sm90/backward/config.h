@@ -5,20 +5,24 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "selection/plan_format.h"
+
 namespace flashdsa::attention::sm90::backward_pass {
 
 // Sizes of the backward kernel. A chunk is 64 rows (heads or keys) of 64 channels: 128 bytes a row,
 // in the 128-byte swizzle of core/cuda/wgmma.cuh.
 //
 // kOrdered: grad_kv rows of every slot are stored instead of added up. kRepair: the pass after the
-// main one, which adds what grad_kv of the flagged items lacks.
-template <int kHeadDimArg, bool kOrderedArg, bool kRepairArg>
+// main one, which adds what grad_kv of the flagged items lacks. kGroups: items are those of
+// groups.h, up to eight tokens of at most 32 heads.
+template <int kHeadDimArg, bool kOrderedArg, bool kRepairArg, bool kGroupsArg = false>
 struct Config {
   static constexpr int kHeadDim = kHeadDimArg;
   static constexpr bool kOrdered = kOrderedArg;
   static constexpr bool kRepair = kRepairArg;
+  static constexpr bool kGroups = kGroupsArg;
   static constexpr int kValueDim = 512;
-  static constexpr int kHeads = 64;  // rows of a query tile
+  static constexpr int kHeads = 64;  // rows of a query tile: heads, or tokens x heads
   static constexpr int kKeys = 64;   // rows of a key tile
   static constexpr int kChannels = 64;
   static constexpr int kChunks = kHeadDim / kChannels;
@@ -72,6 +76,7 @@ struct Config {
   }
 
   static_assert(kHeadDim == 576 || kHeadDim == 512, "the split of grad_q knows these two");
+  static_assert(!(kOrdered && kGroups), "slot rows are those of one query row");
   static_assert(2 * kOwnChunks < kChunks, "warpgroup 2 makes at least the last chunk");
   static_assert(2 * kMathRegisters + kGradKvRegisters + kLoadRegisters == 512,
                 "the warpgroups share the 65536 registers of an SM");
@@ -103,6 +108,22 @@ static_assert(sizeof(SharedStorage<Config<576, false, false>>) <= 232448,
 static_assert(sizeof(SharedStorage<Config<512, false, false>>) <= 232448,
               "over the limit of a Hopper SM");
 
+// An item of groups: rows that share a tile, or one row.
+struct alignas(16) GroupItem {
+  const int32_t* slots;  // where its keys stand: slots of one row, a list of the plan, or a part of
+                         // the numbers 0..T_k-1
+  int32_t token;         // the first
+  uint16_t extent;       // slots to look at
+  uint8_t tokens;        // 1: each slot is the row's; else the plan says which are whose
+  uint8_t is_range;      // of several tokens: whether the plan says it by a range, not by masks
+};
+static_assert(sizeof(GroupItem) == 16, "an item is read as two 8-byte words");
+
+struct GroupCounts {
+  int32_t items;
+  int32_t bad_keys;  // not 0: a key is not finite
+};
+
 // What the kernel receives. Strides count elements.
 struct KernelParams {
   const __nv_bfloat16* q;  // [T_q, H, D], rows of 16-byte pieces, as kv, out and grad_out
@@ -131,6 +152,13 @@ struct KernelParams {
   // Rows of D in the permuted channel order of passes.h, aligned to 16 bytes: the accumulators
   // [T_k], or, of the ordered kernel, [items, K], one for every slot.
   float* grad_kv_rows;
+
+  // Groups only; `items` is a bound then, and all of them are one launch.
+  selection::PlanView plan;
+  const GroupItem* group_items;
+  const GroupCounts* group_counts;
+  int mask_words;     // the plan's for a row: G ceil(K / 32)
+  int inverse_heads;  // 2^16 / H, rounded up: r * it >> 16 is r / H for a tile's rows
 
   int64_t first_item;  // items of this launch: first_item, + 1, ...
   int items;

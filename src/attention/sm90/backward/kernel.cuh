@@ -1,4 +1,5 @@
-// Sparse MLA attention, backward, on Hopper: one query row and up to 64 heads an item.
+// Sparse MLA attention, backward, on Hopper: one query row and up to 64 heads an item, or several
+// rows of up to 32 heads that select nearly the same keys.
 //
 //   S = scale q k,  P = exp(S - ln(e^lse + e^sink)),  D = sum_c grad_out out = sum_j P dP
 //   dP = grad_out value,  dS = P (dP - D) scale
@@ -7,6 +8,11 @@
 // Inputs and outputs: KernelParams in config.h. Slots that hold no key are zero rows with P = 0 and
 // are never added; heads past H are zero rows with P = dS = 0. The default kernel adds rows of
 // grad_kv with vector atomics; the ordered one stores every slot's row for ordered_sum.h.
+//
+// Groups. With Config::kGroups an item is one of groups.h: a row of the tile is a token and a head,
+// a slot a key of the item's list or range. What is said below of heads holds for these rows. P of
+// a key that a token did not select is -0, by whose sign dS becomes zero whatever dP and D are;
+// keys, queries and grad_out of an item of several tokens are finite, see groups.h.
 //
 // D. The walk begins with D of the BF16 out, whose rounding shifts every dS of a head by the same
 // multiple of P. Where the keys of a row have much in common, sum P k is long against grad_q, and
@@ -71,39 +77,55 @@ inline constexpr unsigned kAllLanes = 0xFFFFFFFFu;
 // ------------------------------------------------------------------------------ small things
 
 struct Item {
-  int64_t token;
+  int64_t token;  // the first
   int first_head;
-  int heads;   // of the tile's 64 rows
-  int extent;  // slots to look at, 0: a row without keys
+  int rows;    // of the tile's 64
+  int extent;  // slots to look at, or keys; 0: a row without keys
+
+  // Groups only.
+  int tokens;
+  bool is_range;
 };
+
+// How many items there are; index < item_count.
+template <typename Config>
+__device__ __forceinline__ int item_count(const KernelParams& p) {
+  return Config::kGroups ? __ldg(&p.group_counts->items) : p.items;
+}
 
 template <typename Config>
 __device__ __forceinline__ Item item_at(const KernelParams& p, int index) {
-  const int64_t item = p.first_item + index;
   Item result;
-  result.token = item >> p.two_head_blocks;
-  result.first_head = static_cast<int>(item & p.two_head_blocks) * 64;
-  result.heads = min(p.heads - result.first_head, 64);
-  result.extent = __ldg(p.extents + result.token);
-  if constexpr (Config::kRepair) {
-    const bool flagged = __ldg(reinterpret_cast<const uint32_t*>(p.needs_repair) + item) != 0;
-    if (!flagged) result.extent = 0;
+  if constexpr (Config::kGroups) {
+    const int2 item = __ldg(reinterpret_cast<const int2*>(p.group_items + index) + 1);
+    result.token = item.x;
+    result.first_head = 0;
+    result.extent = item.y & 0xFFFF;
+    result.tokens = item.y >> 16 & 0xFF;
+    result.rows = result.tokens * p.heads;
+    result.is_range = item.y >> 24 != 0;
+  } else {
+    const int64_t item = p.first_item + index;
+    result.token = item >> p.two_head_blocks;
+    result.first_head = static_cast<int>(item & p.two_head_blocks) * 64;
+    result.rows = min(p.heads - result.first_head, 64);
+    result.extent = __ldg(p.extents + result.token);
   }
   return result;
 }
 
-__device__ __forceinline__ const int32_t* slots_of(const KernelParams& p, int index) {
-  return p.topk_indices + ((p.first_item + index) >> p.two_head_blocks) * p.topk_indices_row_stride;
+// The same for the walk: a repair takes items that are not flagged for empty.
+template <typename Config>
+__device__ __forceinline__ Item next_item(const KernelParams& p, int index) {
+  Item result = item_at<Config>(p, index);
+  if constexpr (Config::kRepair) {
+    const auto* flags = reinterpret_cast<const uint32_t*>(p.needs_repair);
+    if (__ldg(flags + p.first_item + index) == 0) result.extent = 0;
+  }
+  return result;
 }
 
 __device__ __forceinline__ int tiles_of(const Item& item) { return (item.extent + 63) / 64; }
-
-// The key in a slot, or -1.
-__device__ __forceinline__ int key_in(const KernelParams& p, const int32_t* slots, int extent,
-                                      int slot) {
-  const int key = slot < extent ? __ldg(slots + slot) : -1;
-  return static_cast<unsigned>(key) < static_cast<unsigned>(p.t_k) ? key : -1;
-}
 
 // The same number, of which the compiler knows nothing: what is computed from it is computed again
 // instead of held in registers.
@@ -111,6 +133,69 @@ template <typename Word>
 __device__ __forceinline__ Word opaque(Word number) {
   asm volatile("" : "+r"(number));
   return number;
+}
+
+// Where the keys of an item stand, and how many. With groups this is read anew from the record
+// instead of held in registers.
+template <typename Config>
+__device__ __forceinline__ const int32_t* slots_of(const KernelParams& p, int index) {
+  if constexpr (Config::kGroups) {
+    return reinterpret_cast<const int32_t*>(
+        __ldg(reinterpret_cast<const uint64_t*>(p.group_items + opaque(index))));
+  } else {
+    return p.topk_indices +
+           ((p.first_item + index) >> p.two_head_blocks) * p.topk_indices_row_stride;
+  }
+}
+
+template <typename Config>
+__device__ __forceinline__ int extent_of(const KernelParams& p, const Item& item, int index) {
+  return Config::kGroups ? item_at<Config>(p, opaque(index)).extent : item.extent;
+}
+
+// What stands in slots first + i * kStep of an item, -1 behind the last. Nothing looks at the
+// entries here, so that they stay on their way until key_or_none asks for them. Without the return
+// the compiler spills the counters of the walk over groups instead of keeping them uniform.
+template <typename Config, int kStep, int kCount>
+__device__ __forceinline__ void read_entries(const KernelParams& p, const Item& item, int index,
+                                             int first, int (&entries)[kCount]) {
+  const int32_t* slots = slots_of<Config>(p, index) + first;
+  const int left = extent_of<Config>(p, item, index) - first;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) entries[i] = -1;
+  if (Config::kGroups && left <= 0) return;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) entries[i] = i * kStep < left ? __ldg(slots + i * kStep) : -1;
+}
+
+// The key that an entry is, or -1.
+__device__ __forceinline__ int key_or_none(const KernelParams& p, int entry) {
+  return static_cast<unsigned>(entry) < static_cast<unsigned>(p.t_k) ? entry : -1;
+}
+
+// The token of tile row `row` within its item; any number below 8 for a row past the last.
+template <typename Config>
+__device__ __forceinline__ int token_of(const KernelParams& p, int row) {
+  return Config::kGroups ? (row * p.inverse_heads >> 16) & 7 : 0;
+}
+
+// From the item's first vector to that of tile row `row`, in a tensor [T_q, H, ...].
+template <typename Config>
+__device__ __forceinline__ int64_t row_offset(const KernelParams& p, int row, int64_t row_stride,
+                                              int64_t head_stride) {
+  if constexpr (!Config::kGroups) return row * head_stride;
+  return row * head_stride + token_of<Config>(p, row) * (row_stride - p.heads * head_stride);
+}
+
+// Head of tile row `row`.
+template <typename Config>
+__device__ __forceinline__ int head_of(const KernelParams& p, const Item& item, int row) {
+  return item.first_head + row - token_of<Config>(p, row) * p.heads;
+}
+
+// Bits 0..n-1, for any n.
+__device__ __forceinline__ uint32_t bits_below(int n) {
+  return n >= 32 ? kAllLanes : (1u << max(n, 0)) - 1;
 }
 
 __device__ __forceinline__ float low_bf16(uint32_t pair) { return __uint_as_float(pair << 16); }
@@ -135,19 +220,23 @@ __device__ __forceinline__ int chunk_offset(int row, int piece) {
 
 // ------------------------------------------------------------------------------ grad_kv
 
-// Rows of `grad_kv_rows` into which this lane adds of tile `tile`, -1 for none: of its warp's 16
-// slots number (lane / 4) % 4 + 4 i, see add_chunk.
-template <typename Config>
-__device__ __forceinline__ void rows_to_add(const KernelParams& p, const Item& item, int index,
-                                            int tile, int (&rows)[4]) {
+// A lane adds to four rows of a tile: of its warp's 16 slots to number (lane / 4) % 4 + 4 i, see
+// add_chunk. This is the first of these slots.
+__device__ __forceinline__ int first_slot_to_add(int tile) {
   const int thread = opaque(static_cast<int>(threadIdx.x & 127));
-  const int first = tile * 64 + (thread >> 5) * 16 + ((thread >> 2) & 3);
-  const int32_t* slots = slots_of(p, index);
+  return tile * 64 + (thread >> 5) * 16 + ((thread >> 2) & 3);
+}
+
+// From the entries of these slots to rows of `grad_kv_rows`, -1 for none.
+template <typename Config>
+__device__ __forceinline__ void rows_to_add(const KernelParams& p, int index, int tile,
+                                            int (&rows)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const int slot = first + 4 * i;
-    const int key = key_in(p, slots, item.extent, slot);
-    rows[i] = Config::kOrdered && key >= 0 ? index * p.topk + slot : key;
+    rows[i] = key_or_none(p, rows[i]);
+    if (Config::kOrdered && rows[i] >= 0) {
+      rows[i] = index * p.topk + first_slot_to_add(tile) + 4 * i;
+    }
   }
 }
 
@@ -227,8 +316,8 @@ template <typename Config>
 __device__ __forceinline__ void run_grad_kv(const KernelParams& p, SharedStorage<Config>& shared) {
   const int lane = threadIdx.x & 31;
   uint32_t parity = 0;
-  for (int index = blockIdx.x; index < p.items; index += p.ctas) {
-    const Item item = item_at<Config>(p, index);
+  for (int index = blockIdx.x; index < item_count<Config>(p); index += p.ctas) {
+    const Item item = next_item<Config>(p, index);
     if (item.extent == 0) continue;
     const int tiles = tiles_of(item);
     barrier_wait(&shared.query_full, parity);
@@ -237,8 +326,9 @@ __device__ __forceinline__ void run_grad_kv(const KernelParams& p, SharedStorage
     named_arrive(kPFree, 384);
     for (int tile = 0; tile < tiles; ++tile) {
       int rows[4];
-      rows_to_add<Config>(p, item, index, tile, rows);
+      read_entries<Config, 4>(p, item, index, first_slot_to_add(tile), rows);
       named_meet(kDsReady, 384);
+      rows_to_add<Config>(p, index, tile, rows);
       float d[32];
 #pragma unroll 1
       for (int c = 2 * Config::kOwnChunks; c < Config::kChunks; ++c) {
@@ -282,6 +372,21 @@ __device__ __forceinline__ float whole_lse(float lse, float sink) {
   return top + log1pf(expf(fminf(lse, sink) - top));
 }
 
+template <typename Config>
+__device__ __forceinline__ const __nv_bfloat16* out_of(const KernelParams& p, const Item& item,
+                                                       int row) {
+  return p.out + item.token * p.out_row_stride + item.first_head * p.out_head_stride +
+         row_offset<Config>(p, row, p.out_row_stride, p.out_head_stride);
+}
+
+template <typename Config>
+__device__ __forceinline__ const __nv_bfloat16* grad_out_of(const KernelParams& p, const Item& item,
+                                                            int row) {
+  return p.grad_out + item.token * p.grad_out_row_stride +
+         item.first_head * p.grad_out_head_stride +
+         row_offset<Config>(p, row, p.grad_out_row_stride, p.grad_out_head_stride);
+}
+
 // D of the BF16 out of the eight heads of one math warp, lane i has that of head first + i.
 template <typename Config>
 __device__ __forceinline__ float d_of_out(const KernelParams& p, const Item& item, int first,
@@ -289,16 +394,20 @@ __device__ __forceinline__ float d_of_out(const KernelParams& p, const Item& ite
   float d = 0.0f;
 #pragma unroll 2
   for (int i = 0; i < 8; ++i) {
-    if (first + i >= item.heads) break;
-    const int64_t head = item.first_head + first + i;
-    float sum = partial_d<Config>(
-        p.out + item.token * p.out_row_stride + head * p.out_head_stride,
-        p.grad_out + item.token * p.grad_out_row_stride + head * p.grad_out_head_stride, lane);
+    if (first + i >= item.rows) break;
+    float sum = partial_d<Config>(out_of<Config>(p, item, first + i),
+                                  grad_out_of<Config>(p, item, first + i), lane);
 #pragma unroll
     for (int o = 16; o > 0; o >>= 1) sum += __shfl_xor_sync(kAllLanes, sum, o);
     if (lane == i) d = sum;
   }
   return d;
+}
+
+template <typename Config>
+__device__ __forceinline__ const float* lse_of(const KernelParams& p, const Item& item, int row) {
+  return p.lse + item.token * p.lse_row_stride + item.first_head +
+         row_offset<Config>(p, row, p.lse_row_stride, 1);
 }
 
 // The denominator and D of the eight heads of one math warp. A repair finds dP = 0, so that its D
@@ -310,16 +419,19 @@ __device__ __forceinline__ void prepare_heads(const KernelParams& p, SharedStora
   float d = 0.0f, lse = INFINITY;
   if constexpr (!Config::kRepair) d = d_of_out<Config>(p, item, first, lane);
   if (lane >= 8) return;
-  if (first + lane < item.heads) {
-    const int head = item.first_head + first + lane;
-    lse = __ldg(p.lse + item.token * p.lse_row_stride + head);
+  const int row = first + lane;
+  if (row < item.rows) {
+    const int head = head_of<Config>(p, item, row);
+    lse = __ldg(lse_of<Config>(p, item, row));
     if (p.attn_sink != nullptr) lse = whole_lse(lse, __ldg(p.attn_sink + head));
-    if constexpr (Config::kRepair) d = __ldg(p.d_errors + item.token * p.heads + head);
+    if constexpr (Config::kRepair) {
+      d = __ldg(p.d_errors + item.token * p.heads + item.first_head + row);
+    }
   }
-  float4& sums = shared.sums[first + lane];
+  float4& sums = shared.sums[row];
   sums.x = sums.y = sums.z = 0.0f;  // not w: the other warps may still need the last item's shift
-  shared.lse_log2[first + lane] = lse * kLog2E;
-  shared.d[first + lane] = d;
+  shared.lse_log2[row] = lse * kLog2E;
+  shared.d[row] = d;
 }
 
 // Sums over keys of one head: x = P, y = P u, z = P u^2, where u = dP - D of the BF16 out.
@@ -352,13 +464,13 @@ __device__ __forceinline__ void add_sums(float4& to, float3 sums, int lane) {
 template <typename Config>
 __device__ __forceinline__ bool settle_d(const KernelParams& p, SharedStorage<Config>& shared,
                                          const Item& item, int row, bool stores) {
-  const bool live = row < item.heads;
-  const int head = item.first_head + min(row, item.heads - 1);
-  const int64_t at = item.token * p.heads + head;
+  const bool live = row < item.rows;
+  const int vector = min(row, item.rows - 1);
+  const int64_t at = item.token * p.heads + item.first_head + vector;
   float p_sink = 0.0f, mass = 1.0f;  // of the softmax
   if (p.attn_sink != nullptr) {
-    const float sink = __ldg(p.attn_sink + head);
-    const float lse = __ldg(p.lse + item.token * p.lse_row_stride + head);
+    const float sink = __ldg(p.attn_sink + head_of<Config>(p, item, vector));
+    const float lse = __ldg(lse_of<Config>(p, item, vector));
     p_sink = 1.0f / (1.0f + expf(lse - sink));
     mass = 1.0f / (1.0f + expf(sink - lse));
   }
@@ -383,10 +495,10 @@ __device__ __forceinline__ void write_empty_item(const KernelParams& p, const It
                                                  int thread) {
   const int64_t first = item.token * p.heads + item.first_head;
   auto* to = reinterpret_cast<uint4*>(p.grad_q + first * Config::kHeadDim);
-  for (int i = thread; i < item.heads * Config::kHeadDim / 8; i += 256) {
+  for (int i = thread; i < item.rows * Config::kHeadDim / 8; i += 256) {
     to[i] = make_uint4(0, 0, 0, 0);
   }
-  if (p.sink_terms != nullptr && thread < item.heads) p.sink_terms[first + thread] = 0.0f;
+  if (p.sink_terms != nullptr && thread < item.rows) p.sink_terms[first + thread] = 0.0f;
 }
 
 // ------------------------------------------------------------------------------ S, dP, grad_q
@@ -400,13 +512,16 @@ struct GradQ {
 };
 
 // d += shift * vector of the two heads of this thread, whose channels start at `low` and `high`.
-template <int kCount>
+// In a group a row without keys, whose vector may hold anything, has no shift.
+template <typename Config, int kCount>
 __device__ __forceinline__ void shift_heads(float (&d)[kCount], const __nv_bfloat16* low,
                                             const __nv_bfloat16* high, float shift0, float shift1) {
+  const uint32_t keep0 = Config::kGroups && shift0 == 0.0f ? 0 : kAllLanes;
+  const uint32_t keep1 = Config::kGroups && shift1 == 0.0f ? 0 : kAllLanes;
 #pragma unroll
   for (int i = 0; i < kCount / 4; ++i) {
-    const uint32_t a = __ldg(reinterpret_cast<const uint32_t*>(low + 8 * i));
-    const uint32_t b = __ldg(reinterpret_cast<const uint32_t*>(high + 8 * i));
+    const uint32_t a = __ldg(reinterpret_cast<const uint32_t*>(low + 8 * i)) & keep0;
+    const uint32_t b = __ldg(reinterpret_cast<const uint32_t*>(high + 8 * i)) & keep1;
     d[4 * i] = fmaf(shift0, low_bf16(a), d[4 * i]);
     d[4 * i + 1] = fmaf(shift0, high_bf16(a), d[4 * i + 1]);
     d[4 * i + 2] = fmaf(shift1, low_bf16(b), d[4 * i + 2]);
@@ -423,6 +538,37 @@ __device__ __forceinline__ void shift_pairs(float* d, const uint32_t (&pairs)[8]
     d[2 * i] = fmaf(shift, low_bf16(pairs[i]), d[2 * i]);
     d[2 * i + 1] = fmaf(shift, high_bf16(pairs[i]), d[2 * i + 1]);
   }
+}
+
+// What stands for P of a key that a token of a group did not select: zero with a sign, which no
+// exponential has, so that dS becomes zero whatever dP and D are.
+inline constexpr float kNoPair = -0.0f;
+
+__device__ __forceinline__ bool is_no_pair(float p) { return __float_as_int(p) < 0; }
+
+// Which keys of a tile are a token's, see Math::softmax_of_tokens: of an item of several tokens the
+// plan's words, or the token's part of the range; else the slots that hold a key.
+template <typename Config>
+__device__ __forceinline__ uint32_t words_of_tile(const KernelParams& p, int index, int tile,
+                                                  int lane) {
+  const Item item = item_at<Config>(p, opaque(index));
+  if (item.tokens == 1) {
+    int entries[2];
+    read_entries<Config, 32>(p, item, index, tile * 64 + lane, entries);
+    const uint32_t low = __ballot_sync(kAllLanes, key_or_none(p, entries[0]) >= 0);
+    const uint32_t high = __ballot_sync(kAllLanes, key_or_none(p, entries[1]) >= 0);
+    return lane < 8 ? low : high;
+  }
+  const int token = lane & 7, chunk = 2 * tile + (lane >> 3 & 1);
+  if (token >= item.tokens || chunk * 32 >= item.extent) return 0;
+  if (!item.is_range) {
+    return __ldg(p.plan.masks + item.token * p.mask_words + chunk * item.tokens + token);
+  }
+  const int keys = __ldg(p.plan.row_keys + item.token + token);
+  if (keys == 0) return 0;
+  const int first_key = __ldg(slots_of<Config>(p, index)) + chunk * 32;
+  const int first = __ldg(p.plan.row_first + item.token + token) - first_key;
+  return bits_below(first + keys) & ~bits_below(first);
 }
 
 // Warpgroup 0 or 1.
@@ -469,6 +615,25 @@ struct Math {
     }
   }
 
+  // The same in a group, whose tokens have keys of their own: bit j of lane 8 i + t of `words` is
+  // set when key 32 i + j of the tile is one of token t. Of pairs that are none P is kNoPair.
+  static __device__ __forceinline__ void softmax_of_tokens(float (&s)[32], float scale_log2,
+                                                           float lse0, float lse1, uint32_t words,
+                                                           const int (&tokens)[2], int lane) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t low = __shfl_sync(kAllLanes, words, tokens[half]) >> (lane & 3) * 2;
+      const uint32_t high = __shfl_sync(kAllLanes, words, 8 + tokens[half]) >> (lane & 3) * 2;
+#pragma unroll
+      for (int j = 0; j < 16; ++j) {
+        const int i = (j >> 1) * 4 + half * 2 + (j & 1);
+        const uint32_t bit = 1u << ((i >> 2 & 3) * 8 + (i & 1));
+        const float p = exp2_fast(fmaf(s[i], scale_log2, half == 0 ? -lse0 : -lse1));
+        s[i] = ((i < 16 ? low : high) & bit) != 0 ? p : kNoPair;
+      }
+    }
+  }
+
   // P -> shared memory. Heads that do not exist, whose lse is +inf, have P = 0 whatever keys hold.
   static __device__ __forceinline__ void store_p(Storage& shared, const float (&s)[32], float lse0,
                                                  float lse1, int offset) {
@@ -483,6 +648,15 @@ struct Math {
     }
   }
 
+  // The same, to warpgroup 1, once nobody reads the last tile's P any more.
+  static __device__ __forceinline__ void hand_over_p(Storage& shared, const float (&s)[32],
+                                                     float lse0, float lse1, int offset) {
+    named_sync(kPFree, 384);
+    store_p(shared, s, lse0, lse1, offset);
+    fence_async_shared();
+    named_arrive(kPReady, 256);
+  }
+
   // dS = P (dP - D) scale -> shared memory, and the sums of this lane's keys.
   static __device__ __forceinline__ void store_ds(Storage& shared, const float (&dp)[32], float d0,
                                                   float d1, float scale, int offset,
@@ -495,7 +669,11 @@ struct Math {
       for (int i = 0; i < 4; ++i) {
         const float d = (i & 1) ? d1 : d0;
         const float p0 = low_bf16(w[i]), p1 = high_bf16(w[i]);
-        const float u0 = dp[8 * j + 2 * i] - d, u1 = dp[8 * j + 2 * i + 1] - d;
+        float u0 = dp[8 * j + 2 * i] - d, u1 = dp[8 * j + 2 * i + 1] - d;
+        if constexpr (Config::kGroups) {
+          if (is_no_pair(p0)) u0 = 0.0f;
+          if (is_no_pair(p1)) u1 = 0.0f;
+        }
         if constexpr (!Config::kRepair) {
           add_key(sums[i & 1], p0, u0);
           add_key(sums[i & 1], p1, u1);
@@ -576,19 +754,24 @@ struct Math {
       // Where this lane's row starts in stmatrix and ldmatrix of rows 0-7, 8-15 x keys 0-7, 8-15 of
       // the warp's 16 heads; 16 j keys further is ^ 32 j.
       const int offset = chunk_offset(row0 + (lane & 15), lane >> 4);
-      if constexpr (kGroup == 0) {
-        const int32_t* slots = slots_of(p, index);
-        const int key0 = key_in(p, slots, item.extent, tile * 64 + lane);
-        const int key1 = key_in(p, slots, item.extent, tile * 64 + 32 + lane);
+      if constexpr (kGroup == 0 && Config::kGroups) {
+        const uint32_t words = words_of_tile<Config>(p, index, tile, lane);
         wgmma_wait<0>();
         wgmma_pin(s);
         const float lse0 = shared.lse_log2[head0], lse1 = shared.lse_log2[head0 + 8];
-        softmax(s, p.softmax_scale * kLog2E, lse0, lse1, __ballot_sync(kAllLanes, key0 >= 0),
-                __ballot_sync(kAllLanes, key1 >= 0), lane);
-        named_sync(kPFree, 384);
-        store_p(shared, s, lse0, lse1, opaque(offset));
-        fence_async_shared();
-        named_arrive(kPReady, 256);
+        const int tokens[2] = {token_of<Config>(p, head0), token_of<Config>(p, head0 + 8)};
+        softmax_of_tokens(s, p.softmax_scale * kLog2E, lse0, lse1, words, tokens, lane);
+        hand_over_p(shared, s, lse0, lse1, opaque(offset));
+      } else if constexpr (kGroup == 0) {
+        int entries[2];
+        read_entries<Config, 32>(p, item, index, tile * 64 + lane, entries);
+        wgmma_wait<0>();
+        wgmma_pin(s);
+        const float lse0 = shared.lse_log2[head0], lse1 = shared.lse_log2[head0 + 8];
+        softmax(s, p.softmax_scale * kLog2E, lse0, lse1,
+                __ballot_sync(kAllLanes, key_or_none(p, entries[0]) >= 0),
+                __ballot_sync(kAllLanes, key_or_none(p, entries[1]) >= 0), lane);
+        hand_over_p(shared, s, lse0, lse1, opaque(offset));
       } else {
         named_arrive(kPFree, 384);
         wgmma_wait<0>();
@@ -604,6 +787,8 @@ struct Math {
         fence_async_shared();
       }
       named_meet(kDsReady, 384);
+      int rows[4];  // entries, on their way during grad_q
+      read_entries<Config, 4>(p, item, index, first_slot_to_add(tile), rows);
       float p_k[16];
       grad_q_products(shared, grad_q, p_k, tile != 0, lane);
       if constexpr (Config::kSumsRope) {
@@ -613,8 +798,7 @@ struct Math {
         }
       }
 
-      int rows[4];
-      rows_to_add<Config>(p, item, index, tile, rows);
+      rows_to_add<Config>(p, index, tile, rows);
 #pragma unroll 1
       for (int c = kGroup * Config::kOwnChunks; c < (kGroup + 1) * Config::kOwnChunks; ++c) {
         grad_kv_products(shared, s, c);
@@ -627,7 +811,8 @@ struct Math {
   // warp that is divided here is not sure to be whole at the barrier that follows.
   static __device__ __forceinline__ void settle(const KernelParams& p, Storage& shared,
                                                 const Item& item, int index) {
-    const int warp = (threadIdx.x & 127) >> 5, lane = threadIdx.x & 31;
+    const int thread = opaque(static_cast<int>(threadIdx.x & 127));
+    const int warp = thread >> 5, lane = thread & 31;
     const bool spoilt =
         settle_d<Config>(p, shared, item, warp * 16 + (lane & 15), /*stores=*/lane < 16);
     const bool any = __any_sync(kAllLanes, spoilt);
@@ -663,14 +848,12 @@ struct Math {
                                                  const Item& item, GradQ& grad_q,
                                                  uint32_t (&rope)[8]) {
     const int thread = opaque(static_cast<int>(threadIdx.x & 127));
-    const int head0 = (thread >> 5) * 16 + ((thread >> 2) & 7), last = item.heads - 1;
+    const int head0 = (thread >> 5) * 16 + ((thread >> 2) & 7), last = item.rows - 1;
     const float shift0 = shared.sums[head0].w, shift1 = shared.sums[head0 + 8].w;
-    const __nv_bfloat16* out = p.out + item.token * p.out_row_stride +
-                               item.first_head * p.out_head_stride + 2 * (thread & 3);
-    const __nv_bfloat16* low = out + min(head0, last) * p.out_head_stride;
-    const __nv_bfloat16* high = out + min(head0 + 8, last) * p.out_head_stride;
+    const __nv_bfloat16* low = out_of<Config>(p, item, min(head0, last)) + 2 * (thread & 3);
+    const __nv_bfloat16* high = out_of<Config>(p, item, min(head0 + 8, last)) + 2 * (thread & 3);
     const auto shift = [&](auto& d, int channel) {
-      shift_heads(d, low + channel, high + channel, shift0, shift1);
+      shift_heads<Config>(d, low + channel, high + channel, shift0, shift1);
     };
     shift(grad_q.first, kChunk0 * 64);
     if constexpr (Config::kHasMiddle) shift(grad_q.middle, Config::kMiddle * 64 + kGroup * 32);
@@ -713,7 +896,7 @@ struct Math {
     fence_async_shared();
     __syncwarp();
     const int head = warp * 16 + lane;
-    if (lane < 16 && head < item.heads) {
+    if (lane < 16 && head < item.rows) {
       const int64_t vector = item.token * p.heads + item.first_head + head;
       bulk_store(reinterpret_cast<uint8_t*>(p.grad_q + vector * Config::kHeadDim) + kFirstByte,
                  area + head * Config::kGradQRowBytes + kFirstByte, Config::kGradQChannels * 2);
@@ -726,14 +909,14 @@ struct Math {
   static __device__ __forceinline__ void run(const KernelParams& p, Storage& shared) {
     const int lane = threadIdx.x & 31;
     uint32_t key_parity = 0, item_parity = 0;
-    for (int index = blockIdx.x; index < p.items; index += p.ctas) {
-      const Item item = item_at<Config>(p, index);
+    for (int index = blockIdx.x; index < item_count<Config>(p); index += p.ctas) {
+      const Item item = next_item<Config>(p, index);
       const int thread = kGroup * 128 + (threadIdx.x & 127);
       if (item.extent == 0) {
         if constexpr (!Config::kRepair) write_empty_item<Config>(p, item, thread);
         continue;
       }
-      prepare_heads(p, shared, item, thread >> 5, lane);
+      prepare_heads(p, shared, item, opaque(thread >> 5), opaque(lane));
       barrier_arrive(&shared.heads_full);
       barrier_wait(&shared.heads_full, item_parity);
       barrier_wait(&shared.query_full, item_parity);
@@ -758,14 +941,16 @@ struct Math {
 
 // ------------------------------------------------------------------------------ loads
 
-// Heads' rows of `kChunks` chunks; rows past `heads` are zeros. Eight lanes take 128 bytes.
+// Vectors of `kChunks` chunks; rows past `rows` are zeros. Eight lanes take 128 bytes.
 template <typename Config, int kChunks>
-__device__ __forceinline__ void load_heads(uint32_t to, const __nv_bfloat16* from,
-                                           int64_t head_stride, int heads, int row) {
+__device__ __forceinline__ void load_vectors(const KernelParams& p, uint32_t to,
+                                             const __nv_bfloat16* from, int64_t row_stride,
+                                             int64_t head_stride, int rows, int row) {
 #pragma unroll 1
   for (int i = 0; i < 4; ++i) {
-    const bool exists = row + 16 * i < heads;
-    const __nv_bfloat16* source = exists ? from + (row + 16 * i) * head_stride : from;
+    const bool exists = row + 16 * i < rows;
+    const __nv_bfloat16* source =
+        exists ? from + row_offset<Config>(p, row + 16 * i, row_stride, head_stride) : from;
 #pragma unroll 1
     for (int c = 0; c < kChunks; ++c) {
       cp_async_16(to + c * Config::kChunkBytes + i * 2048, source + c * 64, exists ? 16 : 0);
@@ -778,15 +963,16 @@ __device__ __forceinline__ void load_query(const KernelParams& p, SharedStorage<
                                            const Item& item, int thread) {
   const int row = thread >> 3, piece = thread & 7;
   const uint32_t offset = chunk_offset(row, piece);  // rows row + 16 i have the same swizzle
-  const int grad_out_heads = Config::kRepair ? 0 : item.heads;  // dP = 0
-  load_heads<Config, Config::kChunks>(
-      shared_address(shared.q) + offset,
+  const int grad_out_rows = Config::kRepair ? 0 : item.rows;  // dP = 0
+  load_vectors<Config, Config::kChunks>(
+      p, shared_address(shared.q) + offset,
       p.q + item.token * p.q_row_stride + item.first_head * p.q_head_stride + piece * 8,
-      p.q_head_stride, item.heads, row);
-  load_heads<Config, Config::kValueChunks>(shared_address(shared.grad_out) + offset,
-                                           p.grad_out + item.token * p.grad_out_row_stride +
-                                               item.first_head * p.grad_out_head_stride + piece * 8,
-                                           p.grad_out_head_stride, grad_out_heads, row);
+      p.q_row_stride, p.q_head_stride, item.rows, row);
+  load_vectors<Config, Config::kValueChunks>(
+      p, shared_address(shared.grad_out) + offset,
+      p.grad_out + item.token * p.grad_out_row_stride + item.first_head * p.grad_out_head_stride +
+          piece * 8,
+      p.grad_out_row_stride, p.grad_out_head_stride, grad_out_rows, row);
   barrier_arrive_cp_async(&shared.query_full);
 }
 
@@ -798,22 +984,18 @@ __device__ __forceinline__ void run_loads(const KernelParams& p, SharedStorage<C
   const uint32_t keys = shared_address(shared.keys) + chunk_offset(row, piece);
   const uint8_t* kv = reinterpret_cast<const uint8_t*>(p.kv) + piece * 16;
   uint32_t tile_parity = 1, item_parity = 1;  // of the phase before this tile, this item
-  for (int index = blockIdx.x; index < p.items; index += p.ctas) {
-    const Item item = item_at<Config>(p, index);
+  for (int index = blockIdx.x; index < item_count<Config>(p); index += p.ctas) {
+    const Item item = next_item<Config>(p, index);
     if (item.extent == 0) continue;
-    const int32_t* slots = slots_of(p, index);
     const int tiles = tiles_of(item);
     barrier_wait(&shared.key_area_free, item_parity);
-    int next[4];  // keys of the coming tile, -1 for none
-#pragma unroll
-    for (int i = 0; i < 4; ++i) next[i] = key_in(p, slots, item.extent, row + 16 * i);
+    int next[4];  // entries of the coming tile
+    read_entries<Config, 16>(p, item, index, row, next);
     for (int tile = 0; tile < tiles; ++tile) {
       int current[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        current[i] = next[i];
-        next[i] = key_in(p, slots, item.extent, (tile + 1) * 64 + row + 16 * i);
-      }
+      for (int i = 0; i < 4; ++i) current[i] = key_or_none(p, next[i]);
+      read_entries<Config, 16>(p, item, index, (tile + 1) * 64 + row, next);
 #pragma unroll
       for (int n = 0; n < Config::kChunks; ++n) {
         const int c = Config::chunk_at(n);

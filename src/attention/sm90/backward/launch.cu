@@ -19,10 +19,10 @@ void launch(KernelParams params, int device, cudaStream_t stream) {
   check_launch(kName, grid, Sizes::kThreads, kSharedBytes);
 }
 
-template <int kHeadDim, bool kOrdered>
+template <int kHeadDim, bool kOrdered, bool kGroups = false>
 void launch_passes(const KernelParams& params, int device, cudaStream_t stream) {
-  launch<Config<kHeadDim, kOrdered, false>>(params, device, stream);
-  launch<Config<kHeadDim, kOrdered, true>>(params, device, stream);
+  launch<Config<kHeadDim, kOrdered, false, kGroups>>(params, device, stream);
+  launch<Config<kHeadDim, kOrdered, true, kGroups>>(params, device, stream);
 }
 
 }  // namespace
@@ -34,6 +34,13 @@ void launch_backward(const KernelParams& params, int head_dim, bool ordered, int
   const auto run = head_dim == 576
                        ? (ordered ? launch_passes<576, true> : launch_passes<576, false>)
                        : (ordered ? launch_passes<512, true> : launch_passes<512, false>);
+  run(params, device, stream);
+}
+
+void launch_backward_groups(const KernelParams& params, int head_dim, int device,
+                            cudaStream_t stream) {
+  const auto run =
+      head_dim == 576 ? launch_passes<576, false, true> : launch_passes<512, false, true>;
   run(params, device, stream);
 }
 

@@ -14,4 +14,8 @@ int resident_ctas(int device);
 void launch_backward(const KernelParams& params, int head_dim, bool ordered, int device,
                      cudaStream_t stream);
 
+/// The same of groups, by atomics. params.items is T_q, the most that there can be.
+void launch_backward_groups(const KernelParams& params, int head_dim, int device,
+                            cudaStream_t stream);
+
 }  // namespace flashdsa::attention::sm90::backward_pass
