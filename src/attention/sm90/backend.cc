@@ -1,7 +1,7 @@
 // Forward on Hopper: packs q and kv when their rows are not aligned to 16 bytes, finds how far each
 // row reaches unless a plan says so, and queues the kernels. Above 32 heads that is the kernel for
-// many heads, over all rows. Up to 32, the kernel for groups takes the groups of a plan, and the
-// kernel for few heads the rows that are in none.
+// many rows, over all tokens. Up to 32 it takes the groups of a plan, and the kernel for few heads
+// the tokens that are in none.
 
 #include <bit>
 #include <cstddef>
@@ -11,8 +11,7 @@
 #include "attention/backends.h"
 #include "attention/sm90/aligned_rows.h"
 #include "attention/sm90/forward_few_heads/launch.h"
-#include "attention/sm90/forward_groups/launch.h"
-#include "attention/sm90/forward_many_heads/launch.h"
+#include "attention/sm90/forward_many_rows/launch.h"
 #include "attention/sm90/forward_params.h"
 #include "attention/sm90/rows.h"
 #include "core/cuda/check.h"
@@ -85,12 +84,12 @@ void forward(const ForwardParams& params, const Runtime& runtime) {
   kernel.softmax_scale_log2e = static_cast<float>(params.softmax_scale * std::numbers::log2e);
   const int device = params.device.index;
   if (params.heads > forward_few_heads::kMostHeads) {
-    forward_many_heads::launch_forward_many_heads(kernel, width, device, stream);
+    forward_many_rows::launch_rows(kernel, width, device, stream);
     return;
   }
   forward_few_heads::launch_forward_few_heads(kernel, width, device, stream);
   if (params.plan != nullptr) {
-    forward_groups::launch_forward_groups(kernel, width, device, stream);
+    forward_many_rows::launch_groups(kernel, width, device, stream);
   }
 }
 

@@ -8,7 +8,7 @@
 
 namespace flashdsa::attention::sm90 {
 
-/// Warps that hold O in the kernel for groups, each with a flag of its own for every item.
+/// Warps that hold O in the kernel for many rows, each with a flag of its own for every item.
 inline constexpr int kValueWarps = 8;
 
 /// What the forward kernels receive. Strides count elements. Rows of q and kv are aligned to 16
@@ -30,6 +30,7 @@ struct ForwardKernelParams {
   float* max_logits;   // [T_q, H] or null
 
   int64_t t_q;  // above 0
+  int ctas;     // the grid, set by the launch; as a constant operand it costs no register
   int heads;
   int t_k;
   float softmax_scale;

@@ -6,7 +6,7 @@
 
 #include "attention/sm90/forward_params.h"
 
-namespace flashdsa::attention::sm90::forward_many_heads {
+namespace flashdsa::attention::sm90::forward_many_rows {
 
 using KernelParams = ForwardKernelParams;
 
@@ -14,13 +14,16 @@ using KernelParams = ForwardKernelParams;
 /// halves of the value channels, one for each consumer.
 enum Part { kTail = 0, kHalf0 = 1, kHalf1 = 2, kParts = 3 };
 
-// Sizes of the forward kernel for many heads. A block is 64 rows x 64 channels in the 128-byte
+// Sizes of the forward kernel for tiles of 64 rows. kGroups: an item is a group of the plan instead
+// of one row's heads. A block is 64 rows x 64 channels in the 128-byte
 // swizzle of core/cuda/wgmma.cuh; blocks 0..3 are half 0, 4..7 half 1, 8 the tail.
-template <int kHeadDimArg>
+template <int kHeadDimArg, bool kGroupsArg>
 struct Config {
   static constexpr int kHeadDim = kHeadDimArg;
+  static constexpr bool kGroups = kGroupsArg;
   static constexpr int kValueDim = 512;
-  static constexpr int kHeads = 64;  // rows of a query tile
+  static constexpr int kRows = 64;                   // of a query tile
+  static constexpr int kMaxGroup = kGroups ? 8 : 1;  // tokens of an item
   static constexpr int kTileKeys = 64;
   static constexpr int kBlocks = kHeadDim / 64;
   static constexpr int kHalfBlocks = 4;
@@ -43,9 +46,10 @@ struct SharedStorage {
   // What a product with descriptors of stride 0 reads. It stands in front because compute-sanitizer
   // takes the strides for larger.
   alignas(1024) uint8_t zeros[1152];
-  float reference[2][Config::kHeads];  // by side
-  float2 sums[2][Config::kHeads];      // by side: its part of the denominator, its maximum
-  uint32_t valid[Config::kStages][2];  // bit c: key c, 32 + c of the tile counts
+  float reference[2][Config::kRows];  // by side
+  float2 sums[2][Config::kRows];      // by side: its part of the denominator, its maximum
+  // Of tile keys 0.., 32..; bit c: key c of these counts for a token.
+  uint32_t valid[Config::kStages][2][Config::kMaxGroup];
   uint64_t q_full[kParts];
   uint64_t q_empty;
   uint64_t kv_full[Config::kStages][kParts];
@@ -53,11 +57,13 @@ struct SharedStorage {
   uint64_t p_full[2];
   uint64_t sums_full[2];
   uint64_t sums_empty[2];
-  alignas(1024) uint8_t q[Config::kTileBytes];                      // [block][head]
+  uint64_t walk_end;
+  uint32_t repairs;                                                 // not 0: an item is flagged
+  alignas(1024) uint8_t q[Config::kTileBytes];                      // [block][row]
   alignas(1024) uint8_t ring[Config::kStages][Config::kTileBytes];  // [block][key]
-  alignas(1024) uint8_t p[Config::kBlockBytes];                     // [head][key], swizzled
+  alignas(1024) uint8_t p[Config::kBlockBytes];                     // [row][key], swizzled
 };
 
-static_assert(sizeof(SharedStorage<Config<576>>) <= 232448, "over the limit of a Hopper SM");
+static_assert(sizeof(SharedStorage<Config<576, true>>) <= 232448, "over the limit of a Hopper SM");
 
-}  // namespace flashdsa::attention::sm90::forward_many_heads
+}  // namespace flashdsa::attention::sm90::forward_many_rows
