@@ -15,32 +15,36 @@
 // pause, and everything else has to stay out of their way.
 //
 // Grid: one CTA per SM, items blockIdx.x, + gridDim.x, ...    Tile: 64 keys x 8, 16 or 32 heads.
-// Warpgroups                                                                        registers
-//   0     producer: cp.async gather of the key tiles, q, grad_out                        40
-//   1, 2  every second tile each: S, dP, P, dS; grad_kv, which leaves by adds           128
-//   3     grad_q of all tiles, sum P k of the rope channels; D, the end of an item      216
+// Warpgroups                                                                          registers
+//   0        producer: cp.async gather of the key tiles, q, grad_out                       32
+//   1, 2, 3  scorers, every third tile each: S, dP, P, dS; grad_kv, which leaves by adds   80
+//   4        grad_q of all tiles, sum P k of the rope channels; D, the end of an item     208
 // P^T and dS^T are accumulators of the first products and, packed, register operands of grad_kv. 64
-// channels of it are made at a time and leave as vector adds, so one of 1 and 2 adds while the
-// other scores. D of an item is made while the item before it is walked.
+// channels of it are made at a time and leave as vector adds, so two scorers add while the third
+// scores. D of an item is made while the item before it is walked.
 //
-// Shared memory, bytes at D = 576 and 8 / 16 / 32 heads: q 9216 / 18432 / 36864, grad_out 9216 /
-// 16384 / 32768, two key tiles 147456, P and dS 1024 / 2048 / 4096 each, the rest below 5120.
+// Shared memory, bytes at D = 576 and 8 / 16 / 32 heads: q 2 x 9216 / 2 x 18432 / 36864, grad_out
+// 2 x 9216 / 2 x 16384 / 32768, two key tiles 147456, P and dS 1024 / 2048 / 4096 each, the rest
+// below 6144.
 //
-// Barriers
-//   key_full[stage]   128 cp.async of 0    1, 2 wait, parity 0   the key tile is there
-//   key_empty[stage]  4 warps of 3         0 waits, parity 1     grad_q has read it, S and dP
-//   before query_full        128 cp.async of 0    1, 2 wait, parity 0   q and grad_out are there
-//   query_empty       8 warps of 1, 2      0 waits, parity 1     nobody reads q and grad_out any
-//   more weights_full      128 threads of 1     3 waits, parity 0     P and dS of the next tile are
-//   there
-//                     or 2
-//   weights_empty     4 warps of 3         1, 2 wait, parity 1   grad_q has read them
-//   heads_full[place] 128 threads of 3     1, 2, 3 wait,         lse and D of an item are there;
-//   the
-//                                          parity 0              place of the item before the last
-//                                                                is free since its sums_full
-//   sums_full         256 threads of 1, 2  3 waits, parity 0     the item's sums of P, P u, P u^2
-//   sums_empty        128 threads of 3     1, 2 wait, parity 1   they have been read
+// Barriers; q and grad_out of an item have a place, and so have its lse and D
+//   key_full[scorer]    128 cp.async of 0   it waits, parity 0         its next key tile is there
+//   key_empty[stage]    4 warps of 4        0 waits, parity 1          grad_q has read it, S and dP
+//                                                                      before
+//   query_full[place]   128 cp.async of 0   scorers wait, parity 0     q and grad_out are there
+//   query_empty[place]  12 warps of the     0 waits, parity 1          nobody reads them any more
+//                       scorers
+//   weights_full        128 of a scorer     4 waits, parity 0          P and dS of the next tile
+//                                                                      are there
+//   weights_empty       4 warps of 4        a scorer waits, parity 1   grad_q has read those of the
+//                                                                      tile before
+//   heads_full[place]   128 of 4            all but 0 wait, parity 0   lse and D are there; nobody
+//                                                                      reads those of the item
+//                                                                      before the last
+//   sums_full           384 of the scorers  4 waits, parity 0          the item's sums are there
+//   sums_empty          128 of 4            scorers wait, parity 1     they have been read
+// A scorer takes one phase in three of weights_empty. It cannot mistake an older one for it: its
+// key tile came into the place of the last but one, whose weights had been read by then.
 //
 // Rounded to BF16: P and dS (operands of the second products; P also where it makes dS), grad_q.
 // All else is FP32. The order of grad_q's sums depends on the item alone.
@@ -60,7 +64,7 @@ using namespace core::cuda;
 using backward_pass::add_chunk, backward_pass::add_key, backward_pass::chunk_offset;
 using backward_pass::high_bf16, backward_pass::low_bf16, backward_pass::opaque;
 using backward_pass::kAllLanes, backward_pass::kLog2E, backward_pass::key_or_none;
-using backward_pass::partial_d, backward_pass::whole_lse;
+using backward_pass::partial_d, backward_pass::rows_operand, backward_pass::whole_lse;
 
 // ------------------------------------------------------------------------------ items
 
@@ -106,14 +110,19 @@ __device__ __forceinline__ int key_in(const KernelParams& p, const int32_t* slot
   return slot < extent ? key_or_none(p, __ldg(slots + slot)) : -1;
 }
 
-// Where the key tile number `n` of the CTA lies, and the parity with which its reader waits.
+// Where the key tile number `n` of the CTA lies.
 template <typename Config>
 __device__ __forceinline__ int stage_of(uint32_t n) {
   return static_cast<int>(n % Config::kStages);
 }
+// Where q and grad_out of the CTA's item number `n` are, and the parity with which a scorer waits.
 template <typename Config>
-__device__ __forceinline__ uint32_t parity_of(uint32_t n) {
-  return n / Config::kStages & 1;
+__device__ __forceinline__ int query_place(uint32_t n) {
+  return static_cast<int>(n % Config::kQueries);
+}
+template <typename Config>
+__device__ __forceinline__ uint32_t query_parity(uint32_t n) {
+  return n / Config::kQueries & 1;
 }
 
 // Where lse and D of the CTA's item number `n` are.
@@ -139,17 +148,17 @@ __device__ __forceinline__ void load_heads(uint32_t to, const __nv_bfloat16* fro
 
 template <typename Config>
 __device__ __forceinline__ void load_query(const KernelParams& p, SharedStorage<Config>& shared,
-                                           const Item& item, int thread) {
+                                           const Item& item, int place, int thread) {
   const int row = thread >> 3, piece = thread & 7;
   const uint32_t offset = chunk_offset(row, piece);  // rows row + 16 i have the same swizzle
-  load_heads<Config, Config::kBlocks>(shared_address(shared.q) + offset,
+  load_heads<Config, Config::kBlocks>(shared_address(shared.q[place]) + offset,
                                       p.q + item.row * p.q_row_stride + piece * 8, p.q_head_stride,
                                       p.heads, row);
   load_heads<Config, Config::kValueBlocks>(
-      shared_address(shared.grad_out) + offset,
+      shared_address(shared.grad_out[place]) + offset,
       p.grad_out + item.row * p.grad_out_row_stride + piece * 8, p.grad_out_head_stride, p.heads,
       row);
-  barrier_arrive_cp_async(&shared.query_full);
+  barrier_arrive_cp_async(&shared.query_full[place]);
 }
 
 template <typename Config>
@@ -157,9 +166,9 @@ __device__ __forceinline__ void produce(const KernelParams& p, SharedStorage<Con
   const int thread = threadIdx.x & 127, row = thread >> 3, piece = thread & 7;
   const uint32_t keys = shared_address(shared.keys) + chunk_offset(row, piece);
   const uint8_t* kv = reinterpret_cast<const uint8_t*>(p.kv) + piece * 16;
-  uint32_t n = 0, query_parity = 1;
+  uint32_t n = 0, items = 0;
   Item item;
-  for (int index = blockIdx.x; find_item(p, index, item); index += p.ctas) {
+  for (int index = blockIdx.x; find_item(p, index, item); index += p.ctas, ++items) {
     const int32_t* slots = slots_of(p, index);
     const int tiles = tiles_of<Config>(item);
     int next[4];  // keys of the coming tile, -1 for none
@@ -174,7 +183,7 @@ __device__ __forceinline__ void produce(const KernelParams& p, SharedStorage<Con
       }
       const int stage = stage_of<Config>(n);
       const uint32_t to = opaque(keys + stage * Config::kBlocks * Config::kBlockBytes);
-      barrier_wait(&shared.key_empty[stage], parity_of<Config>(n) ^ 1);
+      barrier_wait(&shared.key_empty[stage], n / Config::kStages & 1 ^ 1);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const uint8_t* from =
@@ -185,12 +194,12 @@ __device__ __forceinline__ void produce(const KernelParams& p, SharedStorage<Con
           cp_async_16(to + block * Config::kBlockBytes + i * 2048, from + block * 128, bytes);
         }
       }
-      barrier_arrive_cp_async(&shared.key_full[stage]);
+      barrier_arrive_cp_async(&shared.key_full[n % Config::kScorers]);
       // Behind all the key tiles that find room while the item before still reads its q.
       if (tile == min(Config::kStages, tiles) - 1) {
-        barrier_wait(&shared.query_empty, query_parity);
-        query_parity ^= 1;
-        load_query(p, shared, item, opaque(thread));
+        const int place = query_place<Config>(items);
+        barrier_wait(&shared.query_empty[place], query_parity<Config>(items) ^ 1);
+        load_query(p, shared, item, place, opaque(thread));
       }
     }
   }
@@ -203,30 +212,27 @@ __device__ __forceinline__ void produce(const KernelParams& p, SharedStorage<Con
 template <typename Config>
 using Pairs = uint32_t[Config::kColumns / 8][2];
 
-// Over this thread's keys, by column: P, P u and P u^2, where u = dP - D of the BF16 out.
+// Issues S^T and dP^T of a tile. Side by side: their descriptors of keys are the same, and to keep
+// all those of S for dP would take 64 registers.
 template <typename Config>
-using Sums = float3[Config::kColumns / 4];
-
-// Issues S^T and dP^T of a tile, a group of products each.
-template <typename Config>
-__device__ __forceinline__ void issue_scores(SharedStorage<Config>& shared, int stage,
+__device__ __forceinline__ void issue_scores(SharedStorage<Config>& shared, int stage, int place,
                                              float (&s)[Config::kColumns / 2],
                                              float (&dp)[Config::kColumns / 2]) {
-  const uint64_t keys = wgmma_descriptor(shared_address(shared.keys[stage]), 16, 1024);
-  const uint64_t q = wgmma_descriptor(shared_address(shared.q), 16, 1024);
-  const uint64_t grad_out = wgmma_descriptor(shared_address(shared.grad_out), 16, 1024);
-  const auto issue = [&]<int kBlocks>(float(&sum)[Config::kColumns / 2], uint64_t heads) {
-#pragma unroll
-    for (int i = 0; i < kBlocks * 4; ++i) {
-      const uint64_t a = keys + (((i >> 2) * Config::kBlockBytes + (i & 3) * 32) >> 4);
-      const uint64_t b = heads + (((i >> 2) * Config::kQueryBlockBytes + (i & 3) * 32) >> 4);
-      Wgmma<Config::kColumns>::shared(sum, a, b, i != 0);
-    }
-    wgmma_commit();
-  };
+  const uint32_t keys = shared_address(shared.keys[stage]);
+  const uint32_t q = shared_address(shared.q[place]);
+  const uint32_t grad_out = shared_address(shared.grad_out[place]);
   wgmma_fence();
-  issue.template operator()<Config::kBlocks>(s, q);
-  issue.template operator()<Config::kValueBlocks>(dp, grad_out);
+#pragma unroll
+  for (int i = 0; i < Config::kBlocks * 4; ++i) {
+    const int block = i >> 2, step = (i & 3) * 32;
+    const uint32_t heads = block * Config::kQueryBlockBytes + step;
+    const uint64_t a = rows_operand(keys + block * Config::kBlockBytes + step);
+    Wgmma<Config::kColumns>::shared(s, a, rows_operand(q + heads), i != 0);
+    if (block < Config::kValueBlocks) {
+      Wgmma<Config::kColumns>::shared(dp, a, rows_operand(grad_out + heads), i != 0);
+    }
+  }
+  wgmma_commit();
 }
 
 // S -> P, as it is multiplied. Heads that do not exist, whose lse is +inf, have P = 0 whatever keys
@@ -248,22 +254,44 @@ __device__ __forceinline__ void softmax(const float (&s)[Config::kColumns / 2], 
   }
 }
 
-// dS = P (dP - D) scale, and the sums of this thread's keys.
+// Sum over the lanes of a warp that hold the same columns.
+__device__ __forceinline__ float sum_of_column(float x) {
+#pragma unroll
+  for (int o = 4; o < 32; o *= 2) x += __shfl_xor_sync(kAllLanes, x, o);
+  return x;
+}
+
+// Adds the warp's sums of a tile to its sums of the item, or begins them.
+__device__ __forceinline__ void add_to_sums(float2& to, float x, float y, bool begins, int lane) {
+  x = sum_of_column(x);
+  y = sum_of_column(y);
+  if (lane >= 4) return;
+  const float2 old = begins ? make_float2(0.0f, 0.0f) : to;
+  to = make_float2(old.x + x, old.y + y);
+}
+
+// dS = P (dP - D) scale, and the sums of P, P u and P u^2, where u = dP - D of the BF16 out. In
+// registers through the adds of grad_kv, the sums would be 24 more at 32 heads.
 template <typename Config>
 __device__ __forceinline__ void make_ds(const float (&dp)[Config::kColumns / 2], const float* d,
                                         float scale, const Pairs<Config>& p, Pairs<Config>& ds,
-                                        Sums<Config>& sums, int lane) {
+                                        float (&sums)[3][Config::kColumns], bool begins, int lane) {
 #pragma unroll
   for (int i = 0; i < Config::kColumns / 8; ++i) {
-    const float2 mean = reinterpret_cast<const float2*>(d)[4 * i + (lane & 3)];
+    const int pair = 4 * i + (lane & 3);
+    const float2 mean = reinterpret_cast<const float2*>(d)[pair];
+    float3 sum0 = {}, sum1 = {};
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const float p0 = low_bf16(p[i][e]), p1 = high_bf16(p[i][e]);
       const float u0 = dp[4 * i + 2 * e] - mean.x, u1 = dp[4 * i + 2 * e + 1] - mean.y;
-      add_key(sums[2 * i], p0, u0);
-      add_key(sums[2 * i + 1], p1, u1);
+      add_key(sum0, p0, u0);
+      add_key(sum1, p1, u1);
       ds[i][e] = pack_bf16(p0 * u0 * scale, p1 * u1 * scale);
     }
+    add_to_sums(reinterpret_cast<float2*>(sums[0])[pair], sum0.x, sum1.x, begins, lane);
+    add_to_sums(reinterpret_cast<float2*>(sums[1])[pair], sum0.y, sum1.y, begins, lane);
+    add_to_sums(reinterpret_cast<float2*>(sums[2])[pair], sum0.z, sum1.z, begins, lane);
   }
 }
 
@@ -288,15 +316,14 @@ __device__ __forceinline__ void store_weights(uint32_t to, const Pairs<Config>& 
 template <typename Config>
 __device__ __forceinline__ void grad_kv_products(SharedStorage<Config>& shared, float (&d)[32],
                                                  const Pairs<Config>& p, const Pairs<Config>& ds,
-                                                 int block) {
+                                                 int place, int block) {
   const uint32_t offset = block * Config::kQueryBlockBytes;
-  const uint32_t q = shared_address(shared.q) + offset;
-  const uint32_t grad_out = shared_address(shared.grad_out) + offset;
+  const uint32_t q = shared_address(shared.q[place]) + offset;
+  const uint32_t grad_out = shared_address(shared.grad_out[place]) + offset;
   wgmma_fence();
   if constexpr (Config::kPairs) {
     const uint32_t a[4] = {ds[0][0], ds[0][1], p[0][0], p[0][1]};
-    Wgmma<64>::registers<1>(d, a, wgmma_descriptor(q, Config::kQueryBlockBytes, sizeof(shared.q)),
-                            0);
+    Wgmma<64>::registers<1>(d, a, wgmma_descriptor(q, Config::kQueryBlockBytes, grad_out - q), 0);
   } else {
 #pragma unroll
     for (int k = 0; k < Config::kColumns / 16; ++k) {
@@ -318,69 +345,67 @@ __device__ __forceinline__ void grad_kv_products(SharedStorage<Config>& shared, 
   wgmma_pin(d);
 }
 
-// This warp's part of the item's sums, for warpgroup 3.
+// P and dS of a tile, `number` of the CTA, `tile` of the item: as operands of grad_kv, and in
+// shared memory for grad_q. `key` is what lies in slot lane % 16 of the warp's.
 template <typename Config>
-__device__ __forceinline__ void put_sums(SharedStorage<Config>& shared, int warp, int lane,
-                                         const Sums<Config>& sums) {
-#pragma unroll
-  for (int c = 0; c < Config::kColumns / 4; ++c) {
-    float3 sum = sums[c];
-#pragma unroll
-    for (int o = 4; o < 32; o *= 2) {
-      sum.x += __shfl_xor_sync(kAllLanes, sum.x, o);
-      sum.y += __shfl_xor_sync(kAllLanes, sum.y, o);
-      sum.z += __shfl_xor_sync(kAllLanes, sum.z, o);
-    }
-    const int head = 8 * (c / 2) + 2 * lane + c % 2;
-    if (lane < 4) {
-      shared.sums[warp][0][head] = sum.x;
-      shared.sums[warp][1][head] = sum.y;
-      shared.sums[warp][2][head] = sum.z;
-    }
-  }
+__device__ __forceinline__ void make_weights(const KernelParams& p, SharedStorage<Config>& shared,
+                                             uint32_t number, int tile, uint32_t items, int key,
+                                             Pairs<Config>& weights, Pairs<Config>& ds) {
+  const int thread = opaque(static_cast<int>(threadIdx.x)), lane = thread & 31;
+  const int warp = thread >> 5 & 3;
+  float s[Config::kColumns / 2], dp[Config::kColumns / 2];
+  barrier_wait(&shared.key_full[number % Config::kScorers], number / Config::kScorers & 1);
+  fence_async_shared();
+  issue_scores(shared, stage_of<Config>(number), query_place<Config>(items), s, dp);
+  const bool first = __shfl_sync(kAllLanes, key, lane >> 2) >= 0;
+  const bool second = __shfl_sync(kAllLanes, key, 8 + (lane >> 2)) >= 0;
+  wgmma_wait<0>();
+  wgmma_pin(s);
+  wgmma_pin(dp);
+  softmax<Config>(s, shared.lse_log2[place_of(items)], p.softmax_scale * kLog2E, first, second,
+                  weights, lane);
+  const bool begins = tile < Config::kScorers;
+  if (begins) barrier_wait(&shared.sums_empty, (items & 1) ^ 1);
+  make_ds<Config>(dp, shared.d[place_of(items)], p.softmax_scale, weights, ds,
+                  shared.sums[tile % Config::kScorers * 4 + warp], begins, lane);
+  barrier_wait(&shared.weights_empty, (number & 1) ^ 1);
+  store_weights<Config>(shared_address(shared.p), weights, warp, lane);
+  store_weights<Config>(shared_address(shared.ds), ds, warp, lane);
+  fence_async_shared();
+  barrier_arrive(&shared.weights_full);
 }
 
-// Warpgroups 1 and 2, sides 0 and 1.
+// Nothing of q and grad_out will be read any more.
+template <typename Config>
+__device__ __forceinline__ void leave_query(SharedStorage<Config>& shared, int place) {
+  if ((threadIdx.x & 31) == 0) barrier_arrive(&shared.query_empty[place]);
+}
+
+// The scorers. Each takes every third tile of the CTA, wherever an item begins.
 template <typename Config>
 __device__ __forceinline__ void score(const KernelParams& p, SharedStorage<Config>& shared) {
-  const int thread = threadIdx.x & 127, lane = thread & 31, warp = thread >> 5;
-  uint32_t n = 0, items = 0;
+  uint32_t number = opaque(static_cast<int>(threadIdx.x)) / 128 - 1;  // of this scorer's next tile
+  uint32_t first = 0, items = 0;  // tiles, items before this one
   Item item;
   for (int index = blockIdx.x; find_item(p, index, item); index += p.ctas, ++items) {
-    const uint32_t item_parity = items & 1, place = place_of(items);
-    const int tiles = tiles_of<Config>(item);
-    const int side = opaque(static_cast<int>(threadIdx.x)) / 128 - 1;
-    Sums<Config> sums = {};
-    barrier_wait(&shared.heads_full[place], items >> 1 & 1);
-    barrier_wait(&shared.query_full, item_parity);
-    for (int tile = side; tile < tiles; tile += Config::kScorers) {
-      const uint32_t number = n + tile;
-      const int stage = stage_of<Config>(number);
-      // The key in slot lane % 16 of the warp's, -1 for none.
-      const int slot = tile * Config::kTileKeys + warp * 16 + (lane & 15);
+    const int place = query_place<Config>(items);
+    const uint32_t end = first + tiles_of<Config>(item);
+    barrier_wait(&shared.heads_full[place_of(items)], items >> 1 & 1);
+    barrier_wait(&shared.query_full[place], query_parity<Config>(items));
+    if (number >= end) {
+      barrier_wait(&shared.sums_empty, (items & 1) ^ 1);  // not to arrive for the item before
+      barrier_arrive(&shared.sums_full);
+      leave_query(shared, place);
+    }
+    for (; number < end; number += Config::kScorers) {
+      const int thread = opaque(static_cast<int>(threadIdx.x & 127)), lane = thread & 31;
+      const int tile = static_cast<int>(number - first);
+      const int slot = tile * Config::kTileKeys + (thread >> 5) * 16 + (lane & 15);
       const int key = key_in(p, slots_of(p, opaque(index)), item.extent, slot);
-      barrier_wait(&shared.key_full[stage], parity_of<Config>(number));
-      fence_async_shared();
+      const bool last = number + Config::kScorers >= end;
       Pairs<Config> weights, ds;
-      {
-        float s[Config::kColumns / 2], dp[Config::kColumns / 2];
-        issue_scores(shared, stage, s, dp);
-        const bool first = __shfl_sync(kAllLanes, key, lane >> 2) >= 0;
-        const bool second = __shfl_sync(kAllLanes, key, 8 + (lane >> 2)) >= 0;
-        wgmma_wait<1>();
-        wgmma_pin(s);
-        softmax<Config>(s, shared.lse_log2[place], p.softmax_scale * kLog2E, first, second, weights,
-                        lane);
-        wgmma_wait<0>();
-        wgmma_pin(dp);
-        make_ds<Config>(dp, shared.d[place], p.softmax_scale, weights, ds, sums, lane);
-      }
-      barrier_wait(&shared.weights_empty, (number & 1) ^ 1);
-      store_weights<Config>(shared_address(shared.p), weights, warp, lane);
-      store_weights<Config>(shared_address(shared.ds), ds, warp, lane);
-      fence_async_shared();
-      barrier_arrive(&shared.weights_full);
-
+      make_weights(p, shared, number, tile, items, key, weights, ds);
+      if (last) barrier_arrive(&shared.sums_full);
       int rows[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -389,16 +414,12 @@ __device__ __forceinline__ void score(const KernelParams& p, SharedStorage<Confi
 #pragma unroll 1
       for (int block = 0; block < Config::kBlocks; ++block) {
         float d[32];
-        grad_kv_products(shared, d, weights, ds, block);
+        grad_kv_products(shared, d, weights, ds, place, block);
+        if (last && block == Config::kBlocks - 1) leave_query(shared, place);
         add_chunk<Config>(d, rows, p.grad_kv_rows + block * 64, lane);
       }
     }
-    n += tiles;
-    __syncwarp();
-    if (lane == 0) barrier_arrive(&shared.query_empty);
-    barrier_wait(&shared.sums_empty, item_parity ^ 1);
-    put_sums<Config>(shared, side * 4 + warp, lane, sums);
-    barrier_arrive(&shared.sums_full);
+    first = end;
   }
 }
 
@@ -478,11 +499,11 @@ template <typename Config>
 __device__ __forceinline__ float settle(const KernelParams& p, SharedStorage<Config>& shared,
                                         const Item& item, int place) {
   const int thread = threadIdx.x & 127, lane = thread & 31;
+  const int parts = 4 * min(tiles_of<Config>(item), Config::kScorers);  // others had no tile
   const int column = min(lane, Config::kColumns - 1), head = min(lane, p.heads - 1);
   const bool live = lane < p.heads;
   float3 sums = {};
-#pragma unroll
-  for (int part = 0; part < Config::kScorers * 4; ++part) {
+  for (int part = 0; part < parts; ++part) {
     sums.x += shared.sums[part][0][column];
     sums.y += shared.sums[part][1][column];
     sums.z += shared.sums[part][2][column];
@@ -569,7 +590,7 @@ __device__ __forceinline__ void write_empty_item(const KernelParams& p, const It
   if (p.sink_terms != nullptr && thread < p.heads) p.sink_terms[first + thread] = 0.0f;
 }
 
-// Warpgroup 3.
+// Warpgroup 4.
 template <typename Config>
 __device__ __forceinline__ void run_grad_q(const KernelParams& p, SharedStorage<Config>& shared) {
   const int lane = threadIdx.x & 31;
@@ -598,8 +619,8 @@ __device__ __forceinline__ void run_grad_q(const KernelParams& p, SharedStorage<
       grad_q_products(shared, stage_of<Config>(n), grad_q, p_k);
       __syncwarp();
       if (lane == 0) {
-        barrier_arrive(&shared.key_empty[stage_of<Config>(n)]);
         barrier_arrive(&shared.weights_empty);
+        barrier_arrive(&shared.key_empty[stage_of<Config>(n)]);
       }
     }
     barrier_wait(&shared.sums_full, items & 1);
@@ -612,12 +633,12 @@ __device__ __forceinline__ void run_grad_q(const KernelParams& p, SharedStorage<
 
 template <typename Config>
 __device__ __forceinline__ void init_barriers(SharedStorage<Config>& shared) {
-  for (int stage = 0; stage < Config::kStages; ++stage) {
-    barrier_init(&shared.key_full[stage], 128);
-    barrier_init(&shared.key_empty[stage], 4);
+  for (auto& barrier : shared.key_full) barrier_init(&barrier, 128);
+  for (auto& barrier : shared.key_empty) barrier_init(&barrier, 4);
+  for (int place = 0; place < Config::kQueries; ++place) {
+    barrier_init(&shared.query_full[place], 128);
+    barrier_init(&shared.query_empty[place], Config::kScorers * 4);
   }
-  barrier_init(&shared.query_full, 128);
-  barrier_init(&shared.query_empty, Config::kScorers * 4);
   barrier_init(&shared.weights_full, 128);
   barrier_init(&shared.weights_empty, 4);
   for (auto& barrier : shared.heads_full) barrier_init(&barrier, 128);
@@ -633,9 +654,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   auto& shared = *reinterpret_cast<SharedStorage<Config>*>(bytes);
   if (threadIdx.x == 0) init_barriers(shared);
   if constexpr (Config::kGradOutBlocks > Config::kValueBlocks) {
-    auto* zeros = reinterpret_cast<uint32_t*>(shared.grad_out +
-                                              Config::kValueBlocks * Config::kQueryBlockBytes);
-    if (threadIdx.x < Config::kQueryBlockBytes / 4) zeros[threadIdx.x] = 0;
+    for (auto& grad_out : shared.grad_out) {
+      auto* zeros =
+          reinterpret_cast<uint32_t*>(grad_out + Config::kValueBlocks * Config::kQueryBlockBytes);
+      if (threadIdx.x < Config::kQueryBlockBytes / 4) zeros[threadIdx.x] = 0;
+    }
     fence_async_shared();
   }
   __syncthreads();
@@ -645,7 +668,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     shrink_registers<Config::kProducerRegisters>();
     produce(p, shared);
   } else if (warpgroup < 1 + Config::kScorers) {
-    grow_registers<Config::kScoreRegisters>();
+    shrink_registers<Config::kScoreRegisters>();
     score(p, shared);
   } else {
     grow_registers<Config::kGradQRegisters>();
