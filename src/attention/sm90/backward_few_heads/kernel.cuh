@@ -24,8 +24,8 @@
 // scores. D of an item is made while the item before it is walked.
 //
 // Shared memory, bytes at D = 576 and 8 / 16 / 32 heads: q 2 x 9216 / 2 x 18432 / 36864, grad_out
-// 2 x 9216 / 2 x 16384 / 32768, two key tiles 147456, P and dS 1024 / 2048 / 4096 each, the rest
-// below 6144.
+// 2 x 9216 / 2 x 16384 / 32768, two key tiles 147456, P and dS 1024 / 2048 / 4096 each, sums,
+// lse, D and barriers 2048 / 3072 / 6144: 188416 / 224256 / 231424.
 //
 // Barriers; q and grad_out of an item have a place, and so have its lse and D
 //   key_full[scorer]    128 cp.async of 0   it waits, parity 0         its next key tile is there
