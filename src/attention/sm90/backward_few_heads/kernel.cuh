@@ -115,6 +115,7 @@ template <typename Config>
 __device__ __forceinline__ int stage_of(uint32_t n) {
   return static_cast<int>(n % Config::kStages);
 }
+
 // Where q and grad_out of the CTA's item number `n` are, and the parity with which a scorer waits.
 template <typename Config>
 __device__ __forceinline__ int query_place(uint32_t n) {
@@ -183,7 +184,7 @@ __device__ __forceinline__ void produce(const KernelParams& p, SharedStorage<Con
       }
       const int stage = stage_of<Config>(n);
       const uint32_t to = opaque(keys + stage * Config::kBlocks * Config::kBlockBytes);
-      barrier_wait(&shared.key_empty[stage], n / Config::kStages & 1 ^ 1);
+      barrier_wait(&shared.key_empty[stage], (n / Config::kStages & 1) ^ 1);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const uint8_t* from =
