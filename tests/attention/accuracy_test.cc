@@ -17,14 +17,15 @@ TEST_P(Attention, AgreesWithFloat64AtBothHeadDims) {
 }
 
 TEST_P(Attention, AnyHeadCountIsRight) {
-  for (const std::int64_t heads : {1, 2, 3, 7, 8, 16, 17, 24, 31, 40, 64, 96, 127, 128}) {
+  for (const std::int64_t heads :
+       {1, 2, 3, 7, 8, 9, 15, 16, 17, 24, 31, 32, 33, 40, 64, 96, 127, 128}) {
     expect_within_spec(random_attention({.t_q = 2, .t_k = 24, .heads = heads, .topk = 11}, 22));
   }
 }
 
 TEST_P(Attention, AnyWidthIsRight) {
   for (const std::int64_t topk : {1, 2, 3, 31, 32, 33, 63, 64, 65, 127, 128, 129, 192, 257}) {
-    for (const std::int64_t heads : {2, 40}) {
+    for (const std::int64_t heads : {2, 11, 25, 40}) {
       expect_within_spec(
           random_attention({.t_q = 2, .t_k = 260, .heads = heads, .topk = topk}, 23));
     }
@@ -44,6 +45,12 @@ TEST_P(Attention, HundredsOfRowsAreRight) {
   const AttentionProblem problem =
       random_attention({.t_q = 300, .t_k = 200, .heads = 9, .topk = 70}, 36);
   EXPECT_TRUE(forward_within_spec(problem, run_forward(problem, runtime())));
+}
+
+TEST_P(Attention, HundredsOfRowsOfManyLengthsAreRight) {
+  for (const std::int64_t heads : {3, 10, 18}) {
+    expect_within_spec(rows_of_many_lengths(280, heads, 38));
+  }
 }
 
 TEST_P(Attention, FullWidthIsRight) {

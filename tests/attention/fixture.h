@@ -1,5 +1,7 @@
 #pragma once
 
+#include <iterator>
+
 #include "tests/support/attention_problem.h"
 #include "tests/support/compare.h"
 #include "tests/support/engines.h"
@@ -15,6 +17,22 @@ class Attention : public EngineTest {
     EXPECT_TRUE(within_spec(problem, run_attention(problem, runtime())));
   }
 };
+
+/// Rows of no key, of one tile, and of up to five behind one another, so that a row begins at any
+/// place of what a kernel keeps of the rows before.
+inline AttentionProblem rows_of_many_lengths(std::int64_t t_q, std::int64_t heads,
+                                             std::uint64_t seed) {
+  constexpr std::int64_t kLengths[] = {0, 1, 65, 0, 2, 64, 130, 3, 20, 193, 63, 7, 257};
+  constexpr std::int64_t kWidth = 260;
+  AttentionProblem problem =
+      random_attention({.t_q = t_q, .t_k = 300, .heads = heads, .topk = kWidth}, seed);
+  for (std::int64_t t = 0; t < t_q; ++t) {
+    for (std::int64_t j = kLengths[t % std::ssize(kLengths)]; j < kWidth; ++j) {
+      problem.topk_indices.set({t, 0, j}, -1);
+    }
+  }
+  return problem;
+}
 
 /// What only host engines have: threads, and modes that are all one.
 class AttentionOnHost : public Attention {};

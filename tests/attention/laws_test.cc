@@ -90,6 +90,18 @@ TEST_P(Attention, RowAloneGivesTheBitsOfTheBatch) {
   }
 }
 
+// grad_q has them in the default mode, too, which adds grad_kv up in any order.
+TEST_P(Attention, RowAmongHundredsGivesTheGradQOfTheRowAlone) {
+  for (const std::int64_t heads : {3, 10, 18}) {
+    const AttentionProblem problem = rows_of_many_lengths(280, heads, 91);
+    const AttentionResult batch = run_attention(problem, runtime());
+    for (const std::int64_t t : {6, 139, 142, 272, 274, 279}) {
+      const AttentionResult alone = run_attention(rows_of(problem, t, 1), runtime());
+      EXPECT_TRUE(same_bits(alone.grad_q, batch.grad_q.rows(t, 1))) << "row " << t;
+    }
+  }
+}
+
 TEST_P(Attention, PropertyRowAloneGivesTheBitsOfTheBatch) {
   const Runtime invariant = in_mode(runtime(), Mode::kInvariant);
   check_property(10, 1002, [&invariant] {

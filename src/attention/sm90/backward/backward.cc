@@ -2,7 +2,8 @@
 //
 //   extents of the rows, or the items of a plan; aligned copies of inputs that the kernel cannot
 //   read in place;
-//   default: kernel with atomics into FP32 accumulators, and its repair;
+//   default: kernel with atomics into FP32 accumulators (of few heads where rows are alone and have
+//   at most 32), and the repair;
 //   deterministic, invariant: for every chunk of items the kernel that stores each slot's row, its
 //   repair, then the ordered sum; channels into their order and dtype; the sink's sum.
 
@@ -19,6 +20,7 @@
 #include "attention/sm90/backward/launch.h"
 #include "attention/sm90/backward/ordered_sum.h"
 #include "attention/sm90/backward/passes.h"
+#include "attention/sm90/backward_few_heads/launch.h"
 #include "attention/sm90/rows.h"
 #include "core/cuda/check.h"
 #include "core/scratch.h"
@@ -192,18 +194,22 @@ void find_slots(const Call& call, const Inputs& inputs, const Buffers& buffers) 
 
 // Adds every item's rows to `accumulators` with atomics.
 void add_unordered(const Call& call, KernelParams kernel, std::int64_t items, float* accumulators) {
+  const int head_dim = static_cast<int>(call.params.head_dim), device = call.params.device.index;
   kernel.grad_kv_rows = accumulators;
   if (walks_groups(call)) {
     kernel.items = static_cast<int>(items);
-    backward_pass::launch_backward_groups(kernel, static_cast<int>(call.params.head_dim),
-                                          call.params.device.index, call.stream);
+    backward_pass::launch_backward_groups(kernel, head_dim, device, call.stream);
     return;
   }
   for (std::int64_t first = 0; first < items; first += kMaxItemsPerLaunch) {
     kernel.first_item = first;
     kernel.items = static_cast<int>(std::min(kMaxItemsPerLaunch, items - first));
-    backward_pass::launch_backward(kernel, static_cast<int>(call.params.head_dim), false,
-                                   call.params.device.index, call.stream);
+    if (call.params.heads <= backward_few_heads::kMostHeads) {
+      backward_few_heads::launch_backward_few_heads(kernel, head_dim, device, call.stream);
+      backward_pass::launch_repair(kernel, head_dim, device, call.stream);
+    } else {
+      backward_pass::launch_backward(kernel, head_dim, false, device, call.stream);
+    }
   }
 }
 

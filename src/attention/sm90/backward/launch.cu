@@ -37,6 +37,12 @@ void launch_backward(const KernelParams& params, int head_dim, bool ordered, int
   run(params, device, stream);
 }
 
+void launch_repair(const KernelParams& params, int head_dim, int device, cudaStream_t stream) {
+  const auto run =
+      head_dim == 576 ? launch<Config<576, false, true>> : launch<Config<512, false, true>>;
+  run(params, device, stream);
+}
+
 void launch_backward_groups(const KernelParams& params, int head_dim, int device,
                             cudaStream_t stream) {
   const auto run =

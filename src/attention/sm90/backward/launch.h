@@ -14,6 +14,9 @@ int resident_ctas(int device);
 void launch_backward(const KernelParams& params, int head_dim, bool ordered, int device,
                      cudaStream_t stream);
 
+/// What grad_kv_rows lacks of the items that needs_repair flags, by adds; of rows alone. items > 0.
+void launch_repair(const KernelParams& params, int head_dim, int device, cudaStream_t stream);
+
 /// The same of groups, by atomics. params.items is T_q, the most that there can be.
 void launch_backward_groups(const KernelParams& params, int head_dim, int device,
                             cudaStream_t stream);
