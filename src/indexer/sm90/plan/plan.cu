@@ -15,6 +15,8 @@
 #include <cub/cub.cuh>
 
 #include "core/cuda/check.h"
+#include "core/cuda/launch.h"
+#include "core/cuda/ptx.cuh"
 #include "indexer/sm90/plan/plan.h"
 #include "indexer/sm90/plan/visible.cuh"
 
@@ -93,6 +95,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int first = static_cast<int>(blockIdx.x) * kThreads, row = first + thread;
   const int rows = p.block.rows, groups = (rows + kGroupRows - 1) / kGroupRows;
 
+  core::cuda::await_earlier_kernels();
+  core::cuda::let_next_kernel_start();
   Sums own{};
 #pragma unroll 4
   for (int r = thread; r < rows; r += kThreads) {
@@ -191,6 +195,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   __shared__ int s_place[kBins];
   __shared__ int s_first;
   const int thread = static_cast<int>(threadIdx.x);
+  core::cuda::await_earlier_kernels();
+  core::cuda::let_next_kernel_start();
   const ChunkBegin chunk = p.tables.chunks[blockIdx.x];
   const int end = p.tables.chunks[blockIdx.x + 1].group;
   const uint32_t bin_keys =
@@ -234,11 +240,11 @@ void launch_plan(const PlanParams& params, cudaStream_t stream) {
   const bool is_eight = params.group_rows == 8;
   const auto rows_kernel = is_eight ? plan_rows_kernel<8> : plan_rows_kernel<4>;
   const dim3 row_grid(static_cast<unsigned>((params.block.rows + kThreads - 1) / kThreads));
-  rows_kernel<<<row_grid, kThreads, 0, stream>>>(params);
+  core::cuda::launch_behind(rows_kernel, row_grid, kThreads, 0, stream, params);
   core::cuda::check_launch("plan_rows_kernel", row_grid, kThreads, 0);
   const dim3 grid(static_cast<unsigned>(params.chunks));
   const auto chunk_kernel = is_eight ? plan_chunk_kernel<8> : plan_chunk_kernel<4>;
-  chunk_kernel<<<grid, kThreads, 0, stream>>>(params);
+  core::cuda::launch_behind(chunk_kernel, grid, kThreads, 0, stream, params);
   core::cuda::check_launch("plan_chunk_kernel", grid, kThreads, 0);
 }
 

@@ -422,6 +422,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtasPerSm)
   constexpr bool kMerges = Config::kTasks == Tasks::kMerges;
   std::int32_t* tickets = kMerges ? &p.tickets->merges : &p.tickets->tasks;
   int ticket = 0;
+  core::cuda::await_earlier_kernels();
+  core::cuda::let_next_kernel_start();
   if (threadIdx.x == 0) {
     sm.first_task = kMerges ? p.chunk[0].merge : p.chunk[0].task;
     sm.tasks = (kMerges ? p.chunk[1].merge : p.chunk[1].task) - sm.first_task;

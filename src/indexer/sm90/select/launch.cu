@@ -1,4 +1,5 @@
 #include "core/cuda/check.h"
+#include "core/cuda/launch.h"
 #include "indexer/sm90/select/kernel.cuh"
 #include "indexer/sm90/select/launch.h"
 
@@ -15,7 +16,7 @@ void launch(const KernelParams& params, int multiprocessors, cudaStream_t stream
   const auto kernel = indexer_select_kernel<Sizes>;
   allow_shared_memory(reinterpret_cast<const void*>(kernel), kName, kSharedBytes);
   const dim3 grid(static_cast<unsigned>(multiprocessors * Sizes::kCtasPerSm));
-  kernel<<<grid, Sizes::kThreads, kSharedBytes, stream>>>(params);
+  launch_behind(kernel, grid, Sizes::kThreads, kSharedBytes, stream, params);
   check_launch(kName, grid, Sizes::kThreads, kSharedBytes);
 }
 
