@@ -167,14 +167,14 @@ struct GroupKeys {
         if (begin[i] >= from && begin[i] < end[i]) low = min(low, begin[i]);
       }
       if (low == ~0u) return;
-      uint32_t high = low;
-      for (uint32_t before = 0; before != high;) {  // until no row makes the range longer
+      uint32_t high = low, before;
+      do {
         before = high;
 #pragma unroll
         for (int i = 0; i < kGroupRows; ++i) {
           if (begin[i] <= high && end[i] > high && begin[i] >= low) high = end[i];
         }
-      }
+      } while (high != before);  // until no row makes the range longer
       for (uint32_t key = low; key < high; key += span) use(key, min(high - key, span));
       from = high;
     }
