@@ -89,6 +89,19 @@ __device__ __forceinline__ bool named_any(int id, int threads, bool predicate) {
   return any != 0;
 }
 
+// ------------------------------------------------------------------------------ kernels in a row
+
+// Waits until the kernels before this one on the stream have ended and what they wrote is visible.
+// Every CTA of a kernel that was launched to overlap (launch.h) calls it.
+__device__ __forceinline__ void await_earlier_kernels() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+// Lets CTAs of the next kernel start where there is room.
+__device__ __forceinline__ void let_next_kernel_start() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
 // ------------------------------------------------------------------------------ proxies, copies
 
 // Orders this thread's ordinary shared-memory accesses before later ones of the async proxy (wgmma,

@@ -1,9 +1,9 @@
 // Who does what: the tables of one block of rows and one window of keys.
 //
-//   plan_rows_kernel    one CTA, a thread per row group: the place of every row's scores, segments
-//                       and candidate slots by running sums; where chunks begin
-//   plan_chunk_kernel   a CTA per chunk, a thread per row group: score items, selection tasks, rows
-//                       to merge
+//   plan_rows_kernel    a thread per row: the place of its scores, its segments, tasks, candidate
+//                       slots and its merge by running sums; where chunks begin. A CTA sums the
+//                       rows before its own for itself: there are few, and their metadata is short
+//   plan_chunk_kernel   a CTA per chunk, a thread per row group: score items
 //
 // A group's scores begin in chunk (offset / stride), where `stride` shares the window's scores
 // evenly among as few chunks as needed; a chunk exceeds it by less than a group. Items cover what
@@ -15,6 +15,8 @@
 #include <cub/cub.cuh>
 
 #include "core/cuda/check.h"
+#include "core/cuda/launch.h"
+#include "core/cuda/ptx.cuh"
 #include "indexer/sm90/plan/plan.h"
 #include "indexer/sm90/plan/visible.cuh"
 
@@ -28,13 +30,23 @@ constexpr int kBins = 2048;  // of the items' keys
 template <typename Sum>
 using BlockScan = cub::BlockScan<Sum, kThreads, cub::BLOCK_SCAN_WARP_SCANS>;
 
-// Sums over row groups.
+// Sums over rows.
 struct Totals {
   int64_t floats;
   int32_t tasks, slots, merges;
 
   __device__ friend Totals operator+(Totals a, Totals b) {
     return {a.floats + b.floats, a.tasks + b.tasks, a.slots + b.slots, a.merges + b.merges};
+  }
+};
+
+// Of the rows before a CTA's, and the scores of all rows.
+struct Sums {
+  Totals before;
+  int64_t floats;
+
+  __device__ friend Sums operator+(Sums a, Sums b) {
+    return {a.before + b.before, a.floats + b.floats};
   }
 };
 
@@ -57,93 +69,76 @@ __device__ __forceinline__ Totals totals_of(const RowPlan& plan) {
   return {plan.pitch(), plan.segments, merged * plan.segments, merged};
 }
 
-// The visible keys of a group's rows, and the sums of its rows in the window.
-template <int kGroupRows>
-struct Group {
-  KeyRange keys[kGroupRows];
-  Totals sum{};
-
-  __device__ __forceinline__ Group(const PlanParams& p, int group) {
-#pragma unroll
-    for (int i = 0; i < kGroupRows; ++i) {
-      const int row = group * kGroupRows + i;
-      keys[i] = row < p.block.rows ? visible_keys(p.block, row) : KeyRange{};
-    }
-#pragma unroll
-    for (int i = 0; i < kGroupRows; ++i) sum = sum + totals_of(row_in_window(p, keys[i]));
-  }
-
-  // The rows at their places, `before` being the sums of all groups before this one.
-  __device__ __forceinline__ void write(const PlanParams& p, int group, Totals before) const {
-#pragma unroll
-    for (int i = 0; i < kGroupRows; ++i) {
-      RowPlan row = row_in_window(p, keys[i]);
-      row.offset = before.floats;
-      row.slot = before.slots;
-      before = before + totals_of(row);
-      const int at = group * kGroupRows + i;
-      if (at < p.block.rows) p.tables.rows[at] = row;
-    }
-  }
-};
-
 __device__ void write_chunk(const PlanParams& p, int chunk, int group, Totals before) {
   p.tables.chunks[chunk] = {before.floats, group, before.tasks, before.slots, before.merges, 0, 0};
+}
+
+// The tasks and the merge of a planned row, `at` being the sums of all rows before it.
+__device__ __forceinline__ void write_tasks(const PlanParams& p, int row, Totals mine, Totals at) {
+  for (int s = 0; s < mine.tasks; ++s) p.tables.tasks[at.tasks + s] = {row, s};
+  if (mine.merges != 0) p.tables.merges[at.merges] = row;
 }
 
 template <int kGroupRows>
 __global__ void __launch_bounds__(kThreads, 1)
     plan_rows_kernel(const __grid_constant__ PlanParams p) {
-  using Reduce = cub::BlockReduce<int64_t, kThreads>;
+  using Reduce = cub::BlockReduce<Sums, kThreads>;
   using Scan = BlockScan<Totals>;
   __shared__ union {
     typename Reduce::TempStorage reduce;
     typename Scan::TempStorage scan;
   } s;
+  __shared__ Totals s_before;
   __shared__ int64_t s_stride;
   __shared__ int s_used;
-  __shared__ int s_chunk[kThreads];
   const int thread = static_cast<int>(threadIdx.x);
-  const int groups = (p.block.rows + kGroupRows - 1) / kGroupRows;
+  const int first = static_cast<int>(blockIdx.x) * kThreads, row = first + thread;
+  const int rows = p.block.rows, groups = (rows + kGroupRows - 1) / kGroupRows;
 
-  int64_t floats = 0;
-  for (int g = thread; g < groups; g += kThreads) {
-    floats += Group<kGroupRows>(p, g).sum.floats;
+  core::cuda::await_earlier_kernels();
+  core::cuda::let_next_kernel_start();
+  Sums own{};
+#pragma unroll 4
+  for (int r = thread; r < rows; r += kThreads) {
+    const Totals totals = totals_of(row_in_window(p, visible_keys(p.block, r)));
+    if (r < first) own.before = own.before + totals;
+    own.floats += totals.floats;
   }
-  const int64_t total = Reduce(s.reduce).Sum(floats);
+  const Sums sums = Reduce(s.reduce).Reduce(own, [](Sums a, Sums b) { return a + b; });
   if (thread == 0) {
-    const int64_t used = max((total + p.chunk_stride - 1) / p.chunk_stride, int64_t{1});
+    const int64_t used = max((sums.floats + p.chunk_stride - 1) / p.chunk_stride, int64_t{1});
     s_used = static_cast<int>(used);
-    s_stride = max((total + used - 1) / used, int64_t{1});
-    *p.tables.item_count = 0;
+    s_stride = max((sums.floats + used - 1) / used, int64_t{1});
+    s_before = sums.before;
   }
   __syncthreads();
 
-  Totals done{};
-  int last_chunk = -1;  // of the groups before this step
-  for (int first = 0; first < groups; first += kThreads) {
-    const int group = first + thread;
-    const Group<kGroupRows> mine(p, group);  // behind the last group: no rows
-    Totals before, sum;
-    Scan(s.scan).ExclusiveScan(
-        mine.sum, before, Totals{}, [](Totals a, Totals b) { return a + b; }, sum);
-    before = done + before;
-    done = done + sum;
-    // Groups without scores behind the last one that has some stay in its chunk.
-    const int chunk = static_cast<int>(min(before.floats / s_stride, int64_t{s_used - 1}));
-    s_chunk[thread] = chunk;
-    __syncthreads();
-    if (group < groups) {
-      for (int c = (thread == 0 ? last_chunk : s_chunk[thread - 1]) + 1; c <= chunk; ++c) {
-        write_chunk(p, c, group, before);
-      }
-      mine.write(p, group, before);
-    }
-    last_chunk = s_chunk[min(groups - first, kThreads) - 1];
-    __syncthreads();
+  RowPlan plan{};  // behind the last row: nothing
+  if (row < rows) plan = row_in_window(p, visible_keys(p.block, row));
+  const Totals mine = totals_of(plan);
+  Totals at;
+  Scan(s.scan).ExclusiveScan(mine, at, Totals{}, [](Totals a, Totals b) { return a + b; });
+  at = s_before + at;
+  // Groups without scores behind the last one that has some stay in its chunk.
+  const auto chunk_of = [&](int64_t floats) {
+    return static_cast<int>(min(floats / s_stride, int64_t{s_used - 1}));
+  };
+  const int64_t group_floats = __shfl_sync(0xFFFFFFFFu, at.floats, thread % 32 & ~(kGroupRows - 1));
+  if (row >= rows) return;
+  plan.offset = at.floats;
+  plan.slot = at.slots;
+  p.tables.rows[row] = plan;
+  write_tasks(p, row, mine, at);
+  if (row == 0) {
+    write_chunk(p, 0, 0, Totals{});
+    *p.tables.item_count = 0;
   }
-  for (int c = last_chunk + 1 + thread; c <= p.chunks; c += kThreads) {
-    write_chunk(p, c, groups, done);
+  if (row % kGroupRows == kGroupRows - 1 || row == rows - 1) {
+    // The group's last row: the chunks that begin behind the group.
+    const Totals after = at + mine;
+    const int next = row / kGroupRows + 1;
+    const int last = next < groups ? chunk_of(after.floats) : p.chunks;
+    for (int c = chunk_of(group_floats) + 1; c <= last; ++c) write_chunk(p, c, next, after);
   }
 }
 
@@ -157,7 +152,7 @@ struct GroupKeys {
     for (int i = 0; i < kGroupRows; ++i) {
       const int row = group * kGroupRows + i;
       RowPlan plan{};
-      if (row < p.block.rows) plan = p.tables.rows[row];
+      if (row < p.block.rows) plan = row_in_window(p, visible_keys(p.block, row));
       begin[i] = plan.first();
       end[i] = plan.first() + plan.pitch();
     }
@@ -172,14 +167,14 @@ struct GroupKeys {
         if (begin[i] >= from && begin[i] < end[i]) low = min(low, begin[i]);
       }
       if (low == ~0u) return;
-      uint32_t high = low;
-      for (int pass = 0; pass < kGroupRows;
-           ++pass) {  // each pass adds a row at least, or none is left
+      uint32_t high = low, before;
+      do {
+        before = high;
 #pragma unroll
         for (int i = 0; i < kGroupRows; ++i) {
           if (begin[i] <= high && end[i] > high && begin[i] >= low) high = end[i];
         }
-      }
+      } while (high != before);  // until no row makes the range longer
       for (uint32_t key = low; key < high; key += span) use(key, min(high - key, span));
       from = high;
     }
@@ -192,24 +187,16 @@ __device__ __forceinline__ int32_t even_tiles(uint32_t keys) {
   return static_cast<int32_t>((keys + kPairKeys - 1) / kPairKeys * 2);
 }
 
-// The tasks and the merge of a planned row, `at` being the sums of all rows before it.
-__device__ __forceinline__ void write_tasks(const PlanParams& p, int row, Totals mine, Totals at) {
-  for (int s = 0; s < mine.tasks; ++s) p.tables.tasks[at.tasks + s] = {row, s};
-  if (mine.merges != 0) p.tables.merges[at.merges] = row;
-}
-
 template <int kGroupRows>
 __global__ void __launch_bounds__(kThreads, 1)
     plan_chunk_kernel(const __grid_constant__ PlanParams p) {
   using Scan = BlockScan<int>;
-  using TaskScan = BlockScan<Totals>;
-  __shared__ union {
-    typename Scan::TempStorage scan;
-    typename TaskScan::TempStorage tasks;
-  } s;
+  __shared__ typename Scan::TempStorage s_scan;
   __shared__ int s_place[kBins];
   __shared__ int s_first;
   const int thread = static_cast<int>(threadIdx.x);
+  core::cuda::await_earlier_kernels();
+  core::cuda::let_next_kernel_start();
   const ChunkBegin chunk = p.tables.chunks[blockIdx.x];
   const int end = p.tables.chunks[blockIdx.x + 1].group;
   const uint32_t bin_keys =
@@ -229,7 +216,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   int own[kOwn], items;
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) own[i] = s_place[thread * kOwn + i];
-  Scan(s.scan).ExclusiveSum(own, own, items);
+  Scan(s_scan).ExclusiveSum(own, own, items);
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) s_place[thread * kOwn + i] = own[i];
   if (thread == 0) {
@@ -245,30 +232,6 @@ __global__ void __launch_bounds__(kThreads, 1)
       item = {g * kGroupRows, key, even_tiles(keys), 0};
     });
   }
-
-  Totals done{0, chunk.task, 0, chunk.merge};
-  for (int first = chunk.group; first < end; first += kThreads) {
-    const int group = first + thread;
-    Totals row[kGroupRows], mine{};
-#pragma unroll
-    for (int i = 0; i < kGroupRows; ++i) {
-      const int at = group * kGroupRows + i;
-      row[i] = group < end && at < p.block.rows ? totals_of(p.tables.rows[at]) : Totals{};
-    }
-#pragma unroll
-    for (int i = 0; i < kGroupRows; ++i) mine = mine + row[i];
-    Totals before, sum;
-    TaskScan(s.tasks).ExclusiveScan(
-        mine, before, Totals{}, [](Totals a, Totals b) { return a + b; }, sum);
-    before = done + before;
-    done = done + sum;
-#pragma unroll
-    for (int i = 0; i < kGroupRows; ++i) {
-      write_tasks(p, group * kGroupRows + i, row[i], before);
-      before = before + row[i];
-    }
-    __syncthreads();
-  }
 }
 
 }  // namespace
@@ -276,11 +239,12 @@ __global__ void __launch_bounds__(kThreads, 1)
 void launch_plan(const PlanParams& params, cudaStream_t stream) {
   const bool is_eight = params.group_rows == 8;
   const auto rows_kernel = is_eight ? plan_rows_kernel<8> : plan_rows_kernel<4>;
-  rows_kernel<<<1, kThreads, 0, stream>>>(params);
-  core::cuda::check_launch("plan_rows_kernel", dim3(1), kThreads, 0);
+  const dim3 row_grid(static_cast<unsigned>((params.block.rows + kThreads - 1) / kThreads));
+  core::cuda::launch_behind(rows_kernel, row_grid, kThreads, 0, stream, params);
+  core::cuda::check_launch("plan_rows_kernel", row_grid, kThreads, 0);
   const dim3 grid(static_cast<unsigned>(params.chunks));
   const auto chunk_kernel = is_eight ? plan_chunk_kernel<8> : plan_chunk_kernel<4>;
-  chunk_kernel<<<grid, kThreads, 0, stream>>>(params);
+  core::cuda::launch_behind(chunk_kernel, grid, kThreads, 0, stream, params);
   core::cuda::check_launch("plan_chunk_kernel", grid, kThreads, 0);
 }
 

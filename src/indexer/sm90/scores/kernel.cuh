@@ -289,6 +289,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   extern __shared__ __align__(1024) uint8_t shared_bytes[];
   auto& shared = *reinterpret_cast<SharedStorage<Config>*>(shared_bytes);
   if (threadIdx.x == 0) init_barriers(shared);
+  await_earlier_kernels();
+  let_next_kernel_start();
   __syncthreads();
 
   const int warpgroup = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / 128), 0);

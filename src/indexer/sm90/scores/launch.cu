@@ -1,4 +1,5 @@
 #include "core/cuda/check.h"
+#include "core/cuda/launch.h"
 #include "indexer/params.h"
 #include "indexer/sm90/scores/kernel.cuh"
 #include "indexer/sm90/scores/launch.h"
@@ -15,7 +16,7 @@ void launch(const KernelParams& params, const CUtensorMap& queries, const CUtens
   const auto kernel = indexer_scores_kernel<Sizes, kAllHeads>;
   allow_shared_memory(reinterpret_cast<const void*>(kernel), kName, kSharedBytes);
   const dim3 grid(static_cast<unsigned>(ctas));
-  kernel<<<grid, Sizes::kThreads, kSharedBytes, stream>>>(params, queries, keys);
+  launch_behind(kernel, grid, Sizes::kThreads, kSharedBytes, stream, params, queries, keys);
   check_launch(kName, grid, Sizes::kThreads, kSharedBytes);
 }
 

@@ -10,36 +10,39 @@ inline constexpr int kMaxTopk = 2048;
 static_assert(kLeastSegmentKeys / 2 >= kMaxTopk + 2 * static_cast<int>(kTileKeys),
               "a segment's visible keys outnumber K");
 
-// Sizes of a selection CTA. Its buffer holds either dense ranks, one a column, or pairs of a rank
+// What a launch's tasks are: rows or segments of at most kShortColumns columns, longer ones among
+// them, or candidates to merge.
+enum class Tasks { kShortRows, kLongRows, kMerges };
+
+// Sizes of a selection CTA. Its buffer holds either dense words, one a column, or pairs of a rank
 // and its column.
-template <int kThreadsArg, int kVectorsArg, int kWordsArg, int kCtasPerSmArg, int kLongDenseArg>
+template <Tasks kTasksArg>
 struct Config {
-  static constexpr int kThreads = kThreadsArg;
+  static constexpr Tasks kTasks = kTasksArg;
+  static constexpr int kThreads = 256;
   static constexpr int kWarps = kThreads / 32;
-  static constexpr int kCtasPerSm = kCtasPerSmArg;
-  static constexpr int kVectors = kVectorsArg;           // 16-byte loads of a thread and step
+  // 49 KiB each. Merges are few, and take more registers.
+  static constexpr int kCtasPerSm = kTasks == Tasks::kMerges ? 2 : 4;
+  static constexpr int kVectors = 2;                     // 16-byte loads of a thread and step
   static constexpr int kStep = kThreads * kVectors * 4;  // columns of a step
-  static constexpr int kWords = kWordsArg;               // of the buffer
+  static constexpr int kWords = 10240;                   // of the buffer
   static constexpr int kPairs = kWords / 2;
-  static constexpr int kLongDense =
-      kLongDenseArg;  // dense columns of a row that exceeds the buffer
   static constexpr int kBins = 2048;
   static constexpr int kBinBits = 11;
   static constexpr int kList = kThreads;  // members of a bin that are ranked directly
+  // Twice as many for a long row take longer than what they spare.
+  static constexpr int kSampleLog2 = 10;
+  static constexpr int kSample = 1 << kSampleLog2;
 
   static_assert(kMaxTopk % kThreads == 0 && kMaxTopk <= kBins, "results are staged in the bins");
-  static_assert(kLongDense % 4 == 0 && kLongDense <= kWords, "dense columns fit the buffer");
-  static_assert(kLongDense > 2 * kMaxTopk + static_cast<int>(kTileKeys),
+  static_assert(kWords > 2 * kMaxTopk + static_cast<int>(kTileKeys),
                 "more live entries than K, behind dead ones of an edge or a partial slot");
   static_assert(kPairs >= kMaxTopk + kStep, "a step fits behind the K best");
   static_assert(kWords < 1 << 16, "counts of slots share a word");
 };
 
-// 64 KiB and three CTAs an SM, best for long rows; 40 KiB and four, best up to 10240 columns.
-using LongRows = Config<256, 4, 16384, 3, 10240>;
-using ShortRows = Config<256, 2, 10240, 4, 10240>;
-// Merges are few, and take more registers.
-using Merges = Config<256, 4, 16384, 2, 10240>;
+// Columns, from a multiple of 4, of a row that is selected without streaming.
+inline constexpr int kShortColumns = 8192;
 
 // Partial selections: [slots, stride] ranks and keys, ascending keys; a rank of 0 is no entry.
 struct Candidates {

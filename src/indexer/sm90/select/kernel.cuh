@@ -1,31 +1,36 @@
 // Exact top-k of the indexer's scores: the min(K, n) best of a row, ascending keys, then -1. Order
 // by SPEC section 3: higher score first, NaN above +inf, -0 equal to +0, the smaller key on a tie.
 //
-// Grid: CTAs that draw tasks from a counter. A task is a segment of a row, whose scores it reads
-// once, in column order, or the candidates of a row's segments and earlier windows.
+// Grid: CTAs that draw tasks from a counter. A task is a segment of a row, or the candidates of a
+// row's segments and earlier windows.
 //
-// Dense phase: what fits into the buffer goes there whole, as ranks; an entry's column follows from
-// its place. Of longer input the first kLongDense columns.
+// A sample of the scores says where the K-th lies, with near certainty. What it says is checked by
+// counting, so the result does not depend on it; a sample that has misled costs time. Rows of up
+// to kShortColumns columns: short_row.cuh. Longer ones:
 //
-// Sparse phase: the K best of the buffer become pairs (rank, column) in column order, the K-th
-// becomes the threshold. From then on only what is strictly above it is appended, in column order:
-// a later equal has a larger key, and K that outrank it are held already. When the pairs run out of
-// room: select, keep K, raise the threshold.
+// Sparse phase: what is above the threshold is appended to the buffer as a pair (score, column), in
+// column order. The first threshold is the sample's bound, somewhat below the K-th. When the pairs
+// run out of room, the K best stay, in column order, and the K-th becomes the threshold: a later
+// equal has a larger key, and K that outrank it are held already. When fewer than K have passed at
+// the end, the row is read again, behind a dense phase.
+//
+// Dense phase, also of candidates and of rows too short for a sample: what fits into the buffer
+// goes there whole, as ranks; an entry's column follows from its place. Of longer input the first
+// kWords columns, whose K-th is the first threshold.
 //
 // This is exact for any input: the K-th of a part never outranks the K-th of the whole, nothing is
-// dropped by arrival, and the order needs no sort. Random scores give a row of n columns about
-// K * ln(n / kLongDense) candidates behind the dense part; ascending ones are the worst case and
-// select anew every kPairs - K columns.
+// dropped by arrival, and the order needs no sort. A row of n scores has about
+// K + 5 sqrt(K n / kSample) + 5 n / kSample that pass, in whatever order they come.
 //
 // Outputs: a row of one task, or of merged candidates without a later window, goes to the results;
 // other tasks leave ranks and keys for the merge.
 //
-// Shared memory, bytes: words 65536 (LongRows, Merges) or 40960 (ShortRows), bins 8192, list 1024,
-// the rest 208. Barriers: __syncthreads alone.
+// Shared memory, bytes: words 40960, bins 8192, list 1024, the rest 208. Barriers: __syncthreads
+// alone.
 #pragma once
 
 #include "core/cuda/ptx.cuh"
-#include "indexer/sm90/select/selector.cuh"
+#include "indexer/sm90/select/short_row.cuh"
 
 namespace flashdsa::indexer::sm90::select_pass {
 
@@ -33,45 +38,12 @@ using core::cuda::cp_async_16;
 using core::cuda::cp_async_wait_all;
 using core::cuda::shared_address;
 
-enum class Source { kScores, kCandidates };
-
-// Words that a task reads, columns [begin, end): scores, or ranks with dead entries among them.
-template <Source kSource>
-struct Input;
-
-template <>
-struct Input<Source::kScores> {
-  const float* scores;  // of column 0
-  uint32_t first_key;   // of column 0
-  int begin, end;
-  int live;
-
-  __device__ __forceinline__ const void* address(int column) const { return scores + column; }
-  __device__ __forceinline__ int32_t key_of(int column) const {
-    return static_cast<int32_t>(first_key) + column;
-  }
-};
-
-template <>
-struct Input<Source::kCandidates> {
-  Candidates kept;   // of the row, columns [0, kept_end)
-  Candidates slots;  // of the row's first segment
-  int kept_end;
-  int begin, end;
-  int live;
-
-  __device__ __forceinline__ const void* address(int column) const {
-    return column < kept_end ? kept.ranks + column : slots.ranks + (column - kept_end);
-  }
-  __device__ __forceinline__ int32_t key_of(int column) const {
-    return column < kept_end ? kept.keys[column] : slots.keys[column - kept_end];
-  }
-};
-
-template <typename Config, Source kSource>
+template <typename Config>
 struct RowSelection {
+  static constexpr Source kSource = kSourceOf<Config>;
   static constexpr int kOwnResults = kMaxTopk / Config::kThreads;
   static constexpr int kLoads = Config::kVectors * 4;
+  static constexpr int kLeastRest = 2048;  // columns beyond K that make up for a sample
 
   Selector<Config>& selector;
   SharedStorage<Config>& sm;
@@ -89,10 +61,7 @@ struct RowSelection {
   uint4 next[Config::kVectors];
 
   __device__ RowSelection(Selector<Config>& s, const Input<kSource>& in, int k)
-      : selector(s), sm(s.sm), input(in), topk(k), origin(in.begin & ~3) {
-    selector.highest = 0;
-    selector.lowest = ~0u;
-  }
+      : selector(s), sm(s.sm), input(in), topk(k), origin(in.begin & ~3) {}
 
   static __device__ __forceinline__ uint32_t to_rank(uint32_t word) {
     return kSource == Source::kScores ? rank_of(__uint_as_float(word)) : word;
@@ -110,11 +79,10 @@ struct RowSelection {
   // The input's first columns into the buffer; returns the first column that is not there.
   __device__ int fill_dense() {
     const int all = input.end - origin;
-    const int dense = all <= Config::kWords ? all : Config::kLongDense;
+    const int dense = min(all, Config::kWords);
     for (int i = thread * 4; i < dense; i += Config::kThreads * 4) {
       cp_async_16(shared_address(&sm.words[i]), input.address(origin + i), 16);
     }
-    load(origin + dense);  // of the stream behind them, if there is one
     cp_async_wait_all();
     for (int i = thread * 4; i < dense; i += Config::kThreads * 4) rank_piece(i);
     count = ranked = dense;
@@ -191,10 +159,11 @@ struct RowSelection {
     for (int i = 0; i < kLoads; ++i) {
       if (passes(word[i], bound)) pass |= 1u << i;
     }
-    if (at + Config::kStep > input.end) {
+    if (at < input.begin || at + Config::kStep > input.end) {
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
-        if (at + own_column + i / 4 * 128 + i % 4 >= input.end) pass &= ~(1u << i);
+        const int column = at + own_column + i / 4 * 128 + i % 4;
+        if (column < input.begin || column >= input.end) pass &= ~(1u << i);
       }
     }
     return pass;
@@ -269,42 +238,38 @@ struct RowSelection {
     if (thread < 4 && count + thread < Config::kPairs) sm.words[count + thread] = 0;
   }
 
-  // Columns from `at`, which is behind the dense ones, to the end.
+  // Columns from `at` to the end. Unless there is a threshold yet, the dense columns before `at`
+  // give it.
   __device__ void stream(int at) {
-    uint32_t word[kLoads];
-    const auto take = [&] {
-#pragma unroll
-      for (int j = 0; j < Config::kVectors; ++j) {
-        word[4 * j] = next[j].x;
-        word[4 * j + 1] = next[j].y;
-        word[4 * j + 2] = next[j].z;
-        word[4 * j + 3] = next[j].w;
-      }
-      load(at + Config::kStep);
-    };
-    float bound = 0;
     __syncthreads();
-    take();
-    for (bool full = true;;) {
+    for (bool full = !pairs; at < input.end;) {
       if (full) {
         compact();
         if (threshold == kNanRank) break;  // nothing ranks above NaN
-        bound = score_of(threshold);
         full = false;
       }
-      const uint32_t pass = passing(word, at, bound);
-      const Places places = places_of(pass);
-      if (count + places.total > Config::kPairs) {
-        close_pairs();
-        full = true;  // this step is looked at again
-        continue;
+      const float bound = score_of(threshold);
+      load(at);
+      while (!full && at < input.end) {
+        uint32_t word[kLoads];
+#pragma unroll
+        for (int j = 0; j < Config::kVectors; ++j) {
+          word[4 * j] = next[j].x;
+          word[4 * j + 1] = next[j].y;
+          word[4 * j + 2] = next[j].z;
+          word[4 * j + 3] = next[j].w;
+        }
+        load(at + Config::kStep);
+        const uint32_t pass = passing(word, at, bound);
+        const Places places = places_of(pass);
+        full = count + places.total > Config::kPairs;  // then this step is looked at again
+        if (!full) {
+          append(word, at, pass, places);
+          at += Config::kStep;
+        }
       }
-      append(word, at, pass, places);
-      at += Config::kStep;
-      if (at >= input.end) break;
-      take();
+      close_pairs();
     }
-    close_pairs();
   }
 
   // Selects from the buffer and writes; results are staged so that they leave in full lines.
@@ -312,53 +277,82 @@ struct RowSelection {
     const int live = pairs ? count : input.live, want = min(live, topk);
     Threshold kth;
     __syncthreads();
+    rank_appended();
     if (live > topk) {
-      rank_appended();
       kth = selector.kth(count, topk);
+    } else {
+      __syncthreads();
     }
     const auto runs = selector.scan_runs(count, kth);
     selector.emit(runs, kth, [&](int to, int entry, uint32_t) { sm.bins[to] = column_of(entry); });
-    __syncthreads();
-    int32_t key[kOwnResults];
-#pragma unroll
-    for (int i = 0; i < kOwnResults; ++i) {
-      const int at = thread + i * Config::kThreads;
-      key[i] = at < want ? input.key_of(static_cast<int>(sm.bins[at])) : -1;
-    }
-    __syncthreads();  // kept candidates have been read and may be overwritten
-    const Output out = sm.output;
-    int32_t* keys = out.partial.keys != nullptr ? out.partial.keys : out.indices;
-#pragma unroll
-    for (int i = 0; i < kOwnResults; ++i) {
-      const int at = thread + i * Config::kThreads;
-      if (at < topk) keys[at] = key[i];
-    }
-    if (out.partial.ranks == nullptr && out.scores == nullptr) return;
+    write_keys(sm, input, want, topk);
+    if (!reports_ranks(sm.output)) return;
     selector.emit(runs, kth, [&](int to, int, uint32_t rank) { sm.bins[to] = rank; });
-    __syncthreads();
-    write_ranks(out, want);
+    write_ranks(sm, want, topk);
   }
 
-  __device__ __forceinline__ void write_ranks(const Output& out, int want) {
-    if (out.partial.ranks != nullptr) {
-      const int stride = (topk + 3) & ~3;  // of the slots; what is behind K is dead
-      for (int at = thread; at < stride; at += Config::kThreads) {
-        out.partial.ranks[at] = at < want ? sm.bins[at] : 0;
-      }
-      return;
+  // Rank of the lowest of a few more than K * kSample / n of kSample scores spread over the row:
+  // five standard deviations more than the row's K best are expected to have among them.
+  __device__ uint32_t sampled_bound() {
+    constexpr int kPiecesLog2 = Config::kSampleLog2 - 3;  // of 32 bytes
+    const int first = (input.begin + 7) & ~7;
+    const int pieces = (input.end - first) / 8;
+    selector.highest = 0;
+    selector.lowest = ~0u;
+#pragma unroll
+    for (int i = thread; i < Config::kSample / 4; i += Config::kThreads) {
+      // At a scattered place of its share of the row, which no period of the scores meets.
+      const uint32_t index = static_cast<uint32_t>(i) >> 1;
+      const uint32_t place = (index << 32 - kPiecesLog2) + (index * 0x9E3779B9u >> kPiecesLog2);
+      const int piece = static_cast<int>(__umulhi(place, static_cast<uint32_t>(pieces)));
+      const uint4 v =
+          __ldcg(static_cast<const uint4*>(input.address(first + piece * 8 + (i & 1) * 4)));
+      const uint4 rank = make_uint4(to_rank(v.x), to_rank(v.y), to_rank(v.z), to_rank(v.w));
+      selector.highest = max(max(max(selector.highest, rank.x), max(rank.y, rank.z)), rank.w);
+      selector.lowest = min(min(min(selector.lowest, rank.x), min(rank.y, rank.z)), rank.w);
+      *reinterpret_cast<uint4*>(&sm.words[4 * i]) = rank;
     }
-    for (int at = thread; at < topk; at += Config::kThreads) {
-      float score = __uint_as_float(0xFF800000u);
-      if (at < want) {  // one NaN for all
-        score = sm.bins[at] == kNanRank ? __uint_as_float(0x7FC00000u) : score_of(sm.bins[at]);
-      }
-      out.scores[at] = score;
-    }
+    const float share = static_cast<float>(topk) / static_cast<float>(input.live);
+    const float expected = share * Config::kSample;
+    const int wanted = static_cast<int>(expected + 5.f * sqrtf(expected * (1.f - share)) + 5.f);
+    return selector.kth(Config::kSample, min(wanted, Config::kSample - 1)).rank;
+  }
+
+  // Makes the sample's bound the threshold; false: there is no sample, or it has no bound.
+  __device__ bool begin_behind_sample() {
+    if (Config::kTasks != Tasks::kLongRows || input.live < topk + kLeastRest) return false;
+    const uint32_t lowest = sampled_bound();
+    if (lowest == kNanRank) return false;  // no score is a bound below it
+    // What equals it passes too. The next rank below +0 is that of -0, which no score has.
+    threshold = lowest == kZeroRank ? lowest - 2 : lowest - 1;
+    selector.highest = 0;
+    selector.lowest = lowest;
+    count = ranked = 0;
+    pairs = true;
+    return true;
+  }
+
+  __device__ int begin_dense() {
+    pairs = false;
+    threshold = 0;
+    selector.highest = 0;
+    selector.lowest = ~0u;
+    return fill_dense();
   }
 
   __device__ void run() {
-    const int at = fill_dense();
-    if (at < input.end) stream(at);
+    if constexpr (Config::kTasks == Tasks::kShortRows) {
+      begin_dense();
+    } else {
+      bool sampled = begin_behind_sample();
+      for (int at = sampled ? origin : begin_dense();;) {
+        if (at < input.end) stream(at);
+        if (!sampled || count >= topk) break;
+        __syncthreads();  // the buffer is free
+        at = begin_dense();
+        sampled = false;
+      }
+    }
     finish();
   }
 };
@@ -392,7 +386,10 @@ __device__ __forceinline__ void select_segment(const KernelParams& p, Selector<C
       selector.sm.output.partial = at_slot(p.slots, p, row.slot - p.chunk->slot + task.segment);
     }
   }
-  RowSelection<Config, Source::kScores>(selector, input, p.topk).run();
+  if constexpr (Config::kTasks == Tasks::kShortRows) {
+    if (input.live > p.topk && ShortRow<Config>(selector, input, p.topk).run()) return;
+  }
+  RowSelection<Config>(selector, input, p.topk).run();
 }
 
 template <typename Config>
@@ -413,18 +410,20 @@ __device__ __forceinline__ void merge_row(const KernelParams& p, Selector<Config
     selector.sm.output = final_output(p, at);
     if (row.continues != 0) selector.sm.output.partial = at_slot(p.kept, p, at);
   }
-  RowSelection<Config, Source::kCandidates>(selector, input, p.topk).run();
+  RowSelection<Config>(selector, input, p.topk).run();
 }
 
-template <typename Config, Source kSource>
+template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kCtasPerSm)
     indexer_select_kernel(const __grid_constant__ KernelParams p) {
   extern __shared__ __align__(16) uint8_t shared_bytes[];
   auto& sm = *reinterpret_cast<SharedStorage<Config>*>(shared_bytes);
   Selector<Config> selector(sm);
-  constexpr bool kMerges = kSource == Source::kCandidates;
+  constexpr bool kMerges = Config::kTasks == Tasks::kMerges;
   std::int32_t* tickets = kMerges ? &p.tickets->merges : &p.tickets->tasks;
   int ticket = 0;
+  core::cuda::await_earlier_kernels();
+  core::cuda::let_next_kernel_start();
   if (threadIdx.x == 0) {
     sm.first_task = kMerges ? p.chunk[0].merge : p.chunk[0].task;
     sm.tasks = (kMerges ? p.chunk[1].merge : p.chunk[1].task) - sm.first_task;

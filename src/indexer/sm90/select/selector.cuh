@@ -12,6 +12,7 @@ inline constexpr unsigned kAllLanes = 0xFFFFFFFFu;
 // SPEC section 3's order of scores as an order of integers: NaN above +inf, -0 equal to +0. No
 // score has rank 0, which marks dead entries.
 inline constexpr uint32_t kNanRank = 0xFFFFFFFFu;
+inline constexpr uint32_t kZeroRank = 0x80000000u;
 
 __device__ __forceinline__ uint32_t rank_of(float score) {
   const uint32_t bits = __float_as_uint(score + 0.f);  // -0 + 0 is +0
@@ -124,6 +125,26 @@ struct Selector {
     }
   }
 
+  // Ranks the few members of a bin, which the caller has listed, against each other.
+  __device__ Threshold rank_list(int members, int wanted) {
+    __syncthreads();
+    if (thread < members) {
+      const uint32_t mine = sm.list[thread];
+      int greater = 0, same = 0;
+      for (int i = 0; i < members; ++i) {
+        const uint32_t other = sm.list[i];
+        greater += other > mine;
+        same += other == mine;
+      }
+      if (greater < wanted && wanted <= greater + same) {
+        sm.threshold = mine;
+        sm.equal = static_cast<uint32_t>(wanted - greater);
+      }
+    }
+    __syncthreads();
+    return {sm.threshold, static_cast<int>(sm.equal)};
+  }
+
  private:
   // Empties the bins; the highest and the lowest live rank of the buffer.
   __device__ void start_histogram(uint32_t& top, uint32_t& low) {
@@ -176,26 +197,6 @@ struct Selector {
       }
     }
     __syncthreads();
-  }
-
-  // Ranks the few members of a bin, which the caller has listed, against each other.
-  __device__ Threshold rank_list(int members, int wanted) {
-    __syncthreads();
-    if (thread < members) {
-      const uint32_t mine = sm.list[thread];
-      int greater = 0, same = 0;
-      for (int i = 0; i < members; ++i) {
-        const uint32_t other = sm.list[i];
-        greater += other > mine;
-        same += other == mine;
-      }
-      if (greater < wanted && wanted <= greater + same) {
-        sm.threshold = mine;
-        sm.equal = static_cast<uint32_t>(wanted - greater);
-      }
-    }
-    __syncthreads();
-    return {sm.threshold, static_cast<int>(sm.equal)};
   }
 
   // Bins of equal width between the lowest and the highest score. Sums of scores spread well over
