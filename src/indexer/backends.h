@@ -22,8 +22,9 @@ void backward(const BackwardParams& params, const Runtime& runtime);
 }  // namespace cpu
 
 namespace sm90 {
-std::string refusal(const TopkParams& params);
+std::string refusal(const CommonParams& params);
 void topk(const TopkParams& params, const Runtime& runtime);
+void backward(const BackwardParams& params, const Runtime& runtime);
 }  // namespace sm90
 
 /// Runs the best backend that takes the call. Throws Error(kUnavailable) when none does.

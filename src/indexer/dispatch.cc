@@ -10,7 +10,8 @@ namespace {
 
 constexpr std::array kTopk = {
 #ifdef FLASHDSA_WITH_SM90
-    core::Implementation<TopkParams>{Backend::kSm90, sm90::refusal, sm90::topk},
+    core::Implementation<TopkParams>{
+        Backend::kSm90, [](const TopkParams& p) { return sm90::refusal(p); }, sm90::topk},
 #endif
     core::Implementation<TopkParams>{
         Backend::kCpu, [](const TopkParams& p) { return cpu::refusal(p); }, cpu::topk},
@@ -19,10 +20,11 @@ constexpr std::array kTopk = {
                                      reference::topk},
 };
 
-std::string no_backward(const BackwardParams&) { return "has no indexer_backward in this version"; }
-
 constexpr std::array kBackward = {
-    core::Implementation<BackwardParams>{Backend::kSm90, no_backward, nullptr},
+#ifdef FLASHDSA_WITH_SM90
+    core::Implementation<BackwardParams>{
+        Backend::kSm90, [](const BackwardParams& p) { return sm90::refusal(p); }, sm90::backward},
+#endif
     core::Implementation<BackwardParams>{
         Backend::kCpu, [](const BackwardParams& p) { return cpu::refusal(p); }, cpu::backward},
     core::Implementation<BackwardParams>{

@@ -174,30 +174,6 @@ TEST(IndexerBackwardErrors, Float64IsRefusedByCpuAlone) {
   EXPECT_TRUE(gradients_within_spec(problem, run_score_gradients(problem, {})));
 }
 
-TEST(IndexerBackwardErrors, HopperHasNoneYet) {
-  Call call;
-  Runtime hopper;
-  hopper.backend = Backend::kSm90;
-  expect_error([&] { indexer_backward(call.args, hopper); }, ErrorCode::kUnavailable,
-               "indexer_backward: no backend takes this call with backend sm90 (sm90: has no "
-               "indexer_backward in this version)");
-  EXPECT_TRUE(call.outputs_untouched());
-}
-
-TEST(IndexerBackwardErrors, TensorsOfADeviceFindNoBackend) {
-  Call call;
-  for (TensorView* view :
-       {&call.args.index_q, &call.args.index_k, &call.args.head_weights, &call.args.topk_indices,
-        &*call.args.topk_length, &call.args.grad_scores, &call.args.grad_index_q,
-        &call.args.grad_index_k, &call.args.grad_head_weights}) {
-    view->device = {DeviceKind::kCuda, 0};
-  }
-  expect_error([&] { indexer_backward(call.args); }, ErrorCode::kUnavailable,
-               "indexer_backward: no backend takes this call with backend auto (sm90: has no "
-               "indexer_backward in this version; cpu: the tensors are not on the host; reference: "
-               "the tensors are not on the host)");
-}
-
 // ---------------------------------------------------------------- checking mode, SPEC section 7
 
 class IndexerBackwardChecking : public IndexerBackward {
@@ -208,10 +184,10 @@ class IndexerBackwardChecking : public IndexerBackward {
     spoil(call.args);
     Runtime checking = runtime();
     checking.check = true;
-    expect_error([&] { indexer_backward(call.args, checking); }, ErrorCode::kData,
+    expect_error([&] { run_placed(call.args, checking); }, ErrorCode::kData,
                  "indexer_backward: " + sentence);
     EXPECT_TRUE(call.outputs_untouched());
-    EXPECT_NO_THROW(indexer_backward(call.args, runtime()));  // tolerated without the option
+    EXPECT_NO_THROW(run_placed(call.args, runtime()));  // tolerated without the option
   }
 
   void expect_bad_slot(std::int32_t index, const std::string& sentence) {
@@ -224,7 +200,7 @@ class IndexerBackwardChecking : public IndexerBackward {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Every, IndexerBackwardChecking, ::testing::ValuesIn(host_engines()),
+INSTANTIATE_TEST_SUITE_P(Every, IndexerBackwardChecking, ::testing::ValuesIn(engines()),
                          engine_name);
 
 TEST_P(IndexerBackwardChecking, BadIndexIsNamedWithItsRow) {

@@ -128,8 +128,8 @@ TEST_P(IndexerBackward, EveryTypeIsWithinSpec) {
   ScoreGradientProblem problem = random_score_gradients({20, 150, 6, 50}, 306);
   for (const DType weights : {DType::kFloat32, DType::kBFloat16}) {
     problem.head_weights = problem.head_weights.as(weights);
-    const ScoreGradients narrow = run_score_gradients(problem, runtime(), DType::kBFloat16);
-    const ScoreGradients wide = run_score_gradients(problem, runtime(), DType::kFloat32);
+    const ScoreGradients narrow = run_score_gradients(problem, repeatable(), DType::kBFloat16);
+    const ScoreGradients wide = run_score_gradients(problem, repeatable(), DType::kFloat32);
     EXPECT_TRUE(gradients_within_spec(problem, narrow));
     EXPECT_TRUE(gradients_within_spec(problem, wide));
     EXPECT_TRUE(same_bits(wide.grad_index_k.as(DType::kBFloat16), narrow.grad_index_k));
@@ -156,7 +156,7 @@ TEST_P(IndexerBackward, PropertyGradientsAreWithinSpec) {
 // ------------------------------------------------------------------------------ slots
 
 TEST_P(IndexerBackward, SlotsThatDoNotCountContributeNothing) {
-  ScoreGradientProblem dense = random_score_gradients({2, 30, 3, 8}, 307);
+  ScoreGradientProblem dense = integer_score_gradients({2, 30, 3, 8}, 307);
   dense.set_row(0, {4, 9, 29});
   dense.set_row(1, {7});
   ScoreGradientProblem holes = dense;
@@ -312,7 +312,7 @@ TEST_P(IndexerBackward, NoQueriesMayComeWithNullPointers) {
   args.grad_index_q = TensorView::contiguous(nullptr, DType::kBFloat16, {0, 4, 128});
   args.grad_index_k = grad_index_k;
   args.grad_head_weights = TensorView::contiguous(nullptr, DType::kFloat32, {0, 4});
-  EXPECT_NO_THROW(indexer_backward(args, runtime()));
+  EXPECT_NO_THROW(run_placed(args, runtime()));
   EXPECT_TRUE(all_zero(values_of("grad_index_k", grad_index_k)));
 }
 
@@ -335,7 +335,7 @@ TEST_P(IndexerBackward, ManyKeysAreRight) {
 TEST_P(IndexerBackward, OffsetsBeyond32BitsAreRight) {
   constexpr std::int64_t kStride = (std::int64_t{1} << 30) + 2048;
   const ScoreGradientProblem problem = random_score_gradients({5, 6, 2, 4}, 317);
-  const ScoreGradients want = run_score_gradients(problem, runtime());
+  const ScoreGradients want = run_score_gradients(problem, repeatable());
   const MappedMemory q(5 * kStride * 2), k(6 * kStride * 2), weights(5 * kStride * 4);
   const MappedMemory indices(5 * kStride * 4), grads(5 * kStride * 4);
   for (const MappedMemory* memory : {&q, &k, &weights, &indices, &grads}) {
@@ -359,13 +359,13 @@ TEST_P(IndexerBackward, OffsetsBeyond32BitsAreRight) {
   args.head_weights = spread(problem.head_weights, weights);
   args.topk_indices = spread(problem.topk_indices, indices);
   args.grad_scores = spread(problem.grad_scores, grads);
-  indexer_backward(args, runtime());
+  run_placed(args, repeatable());
   EXPECT_TRUE(same_gradient_bits(again, want));
 }
 
 // ------------------------------------------------------------------------------ laws
 
-TEST_P(IndexerBackward, AnyThreadCountAndModeGivesTheSameBits) {
+TEST_P(IndexerBackwardOnHost, AnyThreadCountAndModeGivesTheSameBits) {
   const ScoreGradientProblem problem = random_score_gradients({70, 90, 5, 80}, 318);
   for (const DType keys : {DType::kBFloat16, DType::kFloat32}) {
     const ScoreGradients one = run_score_gradients(problem, runtime_with_threads(1), keys);
@@ -379,13 +379,29 @@ TEST_P(IndexerBackward, AnyThreadCountAndModeGivesTheSameBits) {
   }
 }
 
+TEST_P(IndexerBackward, ModesThatRepeatGiveTheSameBits) {
+  const ScoreGradientProblem problem = random_score_gradients({70, 90, 5, 80}, 325);
+  for (const DType keys : {DType::kBFloat16, DType::kFloat32}) {
+    const ScoreGradients want = run_score_gradients(problem, runtime(Mode::kInvariant), keys);
+    for (int repeat = 0; repeat < 3; ++repeat) {
+      const Runtime on = runtime(Mode::kDeterministic);
+      EXPECT_TRUE(same_gradient_bits(run_score_gradients(problem, on, keys), want)) << repeat;
+    }
+    // The rows' own gradients repeat in every mode.
+    const ScoreGradients got = run_score_gradients(problem, runtime(), keys);
+    EXPECT_TRUE(same_bits(got.grad_index_q, want.grad_index_q));
+    EXPECT_TRUE(same_bits(got.grad_head_weights, want.grad_head_weights));
+  }
+}
+
 // FAULTS: chunk remainders. The budget decides how many rows go together.
 TEST_P(IndexerBackward, AnyScratchBudgetGivesTheSameBits) {
   const ScoreGradientProblem problem = random_score_gradients({70, 90, 5, 80}, 319);
-  const ScoreGradients want = run_score_gradients(problem, runtime());
+  const ScoreGradients want = run_score_gradients(problem, repeatable());
   for (const std::size_t kib : {0, 1, 60, 100, 200, 300, 500, 1000}) {
     for (const int threads : {1, 2}) {
-      Runtime on = runtime_with_threads(threads);
+      Runtime on = repeatable();
+      on.threads = threads;
       on.scratch_budget_bytes = kib << 10;
       EXPECT_TRUE(same_gradient_bits(run_score_gradients(problem, on), want)) << kib << " KiB";
     }
@@ -395,11 +411,12 @@ TEST_P(IndexerBackward, AnyScratchBudgetGivesTheSameBits) {
 TEST_P(IndexerBackwardBounded, ScratchStaysWithinTheBudget) {
   const ScoreGradientProblem problem = random_score_gradients({200, 4000, 16, 512}, 320);
   for (const DType keys : {DType::kBFloat16, DType::kFloat32}) {
-    const ScoreGradients want = run_score_gradients(problem, runtime(), keys);
+    const ScoreGradients want = run_score_gradients(problem, repeatable(), keys);
     const std::size_t sums = keys == DType::kBFloat16 ? 4000 * 512 : 0;
     for (const std::size_t mib : {1, 4, 16}) {
       Usage usage;
-      Runtime on = runtime_with_threads(8);
+      Runtime on = repeatable();
+      on.threads = 8;
       on.scratch_budget_bytes = sums + (mib << 20);
       on.usage = &usage;
       EXPECT_TRUE(same_gradient_bits(run_score_gradients(problem, on, keys), want));
@@ -426,22 +443,22 @@ TEST_P(IndexerBackward, RowAloneGivesTheBitsOfThePack) {
 
 TEST_P(IndexerBackward, StridedInputsGiveTheBitsOfContiguousOnes) {
   const ScoreGradientProblem contiguous = random_score_gradients({9, 70, 3, 20}, 322);
-  const ScoreGradients want = run_score_gradients(contiguous, runtime());
+  const ScoreGradients want = run_score_gradients(contiguous, repeatable());
   ScoreGradientProblem strided = contiguous;  // the gaps hold NaN
   strided.index_q = contiguous.index_q.with_strides({501, 131, 1});
   strided.index_k = contiguous.index_k.with_strides({133, 1});
   strided.head_weights = contiguous.head_weights.with_strides({5, 1});
   strided.topk_indices = contiguous.topk_indices.with_strides({23, 20, 1});
   strided.grad_scores = contiguous.grad_scores.with_strides({27, 1});
-  EXPECT_TRUE(same_gradient_bits(run_score_gradients(strided, runtime()), want));
+  EXPECT_TRUE(same_gradient_bits(run_score_gradients(strided, repeatable()), want));
   strided.index_q = contiguous.index_q.with_strides({128, 9 * 128, 1});  // heads outside
-  EXPECT_TRUE(same_gradient_bits(run_score_gradients(strided, runtime()), want));
+  EXPECT_TRUE(same_gradient_bits(run_score_gradients(strided, repeatable()), want));
 }
 
 TEST_P(IndexerBackward, UnalignedPointersGiveTheSameBits) {
   for (const DType keys : {DType::kBFloat16, DType::kFloat32}) {
     const ScoreGradientProblem aligned = random_score_gradients({7, 70, 3, 20}, 323);
-    const ScoreGradients want = run_score_gradients(aligned, runtime(), keys);
+    const ScoreGradients want = run_score_gradients(aligned, repeatable(), keys);
     ScoreGradientProblem problem = aligned;
     problem.set_lengths({20, 20, 20, 20, 20, 20, 20});
     for (HostTensor* tensor :
@@ -452,14 +469,14 @@ TEST_P(IndexerBackward, UnalignedPointersGiveTheSameBits) {
     const ScoreGradients got = {HostTensor::unaligned(DType::kBFloat16, {7, 3, 128}),
                                 HostTensor::unaligned(keys, {70, 128}),
                                 HostTensor::unaligned(DType::kFloat32, {7, 3})};
-    indexer_backward(backward_args(problem, got), runtime());
+    run_placed(backward_args(problem, got), repeatable());
     EXPECT_TRUE(same_gradient_bits(got, want));
     EXPECT_TRUE(got.grad_index_q.bands_intact() && got.grad_index_k.bands_intact() &&
                 got.grad_head_weights.bands_intact());
   }
 }
 
-TEST_P(IndexerBackward, ProgressCountsToItsTotal) {
+TEST_P(IndexerBackwardOnHost, ProgressCountsToItsTotal) {
   Progress progress;
   Runtime on = runtime();
   on.progress = &progress;

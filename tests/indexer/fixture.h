@@ -24,8 +24,9 @@ class TopKOnHost : public TopK {};
 /// What the reference does not promise: bounded scratch.
 class TopKBounded : public TopK {};
 
-/// The gradient of the scores, which host engines have.
+/// The gradient of the scores, likewise.
 class IndexerBackward : public EngineTest {};
+class IndexerBackwardOnHost : public IndexerBackward {};
 class IndexerBackwardBounded : public IndexerBackward {};
 
 }  // namespace flashdsa::test

@@ -46,7 +46,7 @@ TEST_P(TopKOnHost, WithoutMemoryIsAnErrorThatWritesNothing) {
   EXPECT_EQ(fail_every_allocation(on, make), is_reference() ? 0 : 1);
 }
 
-TEST_P(IndexerBackward, WithoutMemoryIsAnErrorThatWritesNothing) {
+TEST_P(IndexerBackwardOnHost, WithoutMemoryIsAnErrorThatWritesNothing) {
   ScoreGradientProblem problem = random_score_gradients({3, 200, 2, 160}, 813);
   problem.set_lengths({160, 7, 0});
   const Runtime on = runtime_with_threads(2);

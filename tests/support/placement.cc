@@ -62,6 +62,19 @@ IndexerTopkArgs placed(IndexerTopkArgs args, Mirror& mirror) {
   return args;
 }
 
+IndexerBackwardArgs placed(IndexerBackwardArgs args, Mirror& mirror) {
+  place(args.index_q, mirror);
+  place(args.index_k, mirror);
+  place(args.head_weights, mirror);
+  place(args.topk_indices, mirror);
+  place(args.topk_length, mirror);
+  place(args.grad_scores, mirror);
+  place(args.grad_index_q, mirror);
+  place(args.grad_index_k, mirror);
+  place(args.grad_head_weights, mirror);
+  return args;
+}
+
 CompactAndSortArgs placed(CompactAndSortArgs args, Mirror& mirror) {
   place(args.indices, mirror);
   place(args.sorted_indices, mirror);
@@ -117,6 +130,10 @@ void run_placed(const AttentionBackwardArgs& args, const Runtime& runtime) {
 
 void run_placed(const IndexerTopkArgs& args, const Runtime& runtime) {
   call_placed(args, runtime, indexer_topk);
+}
+
+void run_placed(const IndexerBackwardArgs& args, const Runtime& runtime) {
+  call_placed(args, runtime, indexer_backward);
 }
 
 void run_placed(const CompactAndSortArgs& args, const Runtime& runtime) {

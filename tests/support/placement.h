@@ -15,6 +15,7 @@ namespace flashdsa::test {
 void run_placed(const AttentionForwardArgs& args, const Runtime& runtime);
 void run_placed(const AttentionBackwardArgs& args, const Runtime& runtime);
 void run_placed(const IndexerTopkArgs& args, const Runtime& runtime);
+void run_placed(const IndexerBackwardArgs& args, const Runtime& runtime);
 void run_placed(const CompactAndSortArgs& args, const Runtime& runtime);
 /// The results of these two are copied to the host.
 PackedMetadata run_placed(const PackedMetadataArgs& args, const Runtime& runtime);
@@ -24,6 +25,7 @@ SelectionPlan run_placed(const SelectionPlanArgs& args, const Runtime& runtime);
 AttentionForwardArgs placed(AttentionForwardArgs args, Mirror& mirror);
 AttentionBackwardArgs placed(AttentionBackwardArgs args, Mirror& mirror);
 IndexerTopkArgs placed(IndexerTopkArgs args, Mirror& mirror);
+IndexerBackwardArgs placed(IndexerBackwardArgs args, Mirror& mirror);
 CompactAndSortArgs placed(CompactAndSortArgs args, Mirror& mirror);
 PackedMetadataArgs placed(PackedMetadataArgs args, Mirror& mirror);
 SelectionPlanArgs placed(SelectionPlanArgs args, Mirror& mirror);

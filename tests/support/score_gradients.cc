@@ -7,6 +7,7 @@
 
 #include "tests/support/compare.h"
 #include "tests/support/engines.h"
+#include "tests/support/placement.h"
 #include "tests/support/random.h"
 
 namespace flashdsa::test {
@@ -124,7 +125,7 @@ IndexerBackwardArgs backward_args(const ScoreGradientProblem& problem,
 ScoreGradients run_score_gradients(const ScoreGradientProblem& problem, const Runtime& runtime,
                                    DType keys) {
   const ScoreGradients result = empty_gradients(problem, keys);
-  indexer_backward(backward_args(problem, result), runtime);
+  run_placed(backward_args(problem, result), runtime);
   const auto expect_intact = [&](const char* name, const HostTensor& tensor) {
     EXPECT_TRUE(tensor.bands_intact()) << "guard band of " << name << "; " << problem.describe();
   };

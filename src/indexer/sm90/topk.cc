@@ -210,7 +210,7 @@ class Call {
 
 }  // namespace
 
-std::string refusal(const TopkParams& params) {
+std::string refusal(const CommonParams& params) {
   if (params.device.kind != DeviceKind::kCuda) return "the tensors are not on a CUDA device";
   if (params.real != DType::kBFloat16) return "takes bfloat16 only";
   return core::sm90_refusal(params.device.index);

@@ -18,11 +18,11 @@
 #include "attention/sm90/aligned_rows.h"
 #include "attention/sm90/backward/groups.h"
 #include "attention/sm90/backward/launch.h"
-#include "attention/sm90/backward/ordered_sum.h"
 #include "attention/sm90/backward/passes.h"
 #include "attention/sm90/backward_few_heads/launch.h"
 #include "attention/sm90/rows.h"
 #include "core/cuda/check.h"
+#include "core/cuda/ordered_sum.h"
 #include "core/scratch.h"
 
 namespace flashdsa::attention::sm90 {
@@ -228,8 +228,8 @@ void add_ordered(const Call& call, KernelParams kernel, std::int64_t items, floa
   const BackwardParams& p = call.params;
   const std::int64_t chunk = ordered_chunk(call, items);
   const auto slots = static_cast<std::size_t>(chunk * p.topk);
-  backward_pass::OrderedWorkspace workspace{};
-  workspace.sort_bytes = backward_pass::sort_bytes(chunk * p.topk, kernel.t_k);
+  core::cuda::OrderedWorkspace workspace{};
+  workspace.sort_bytes = core::cuda::sort_bytes(chunk * p.topk, kernel.t_k);
   const auto layout = [&](core::Carver& carver) {
     workspace.rows = carver.take<float>(slots * static_cast<std::size_t>(p.head_dim));
     for (auto& keys : workspace.keys) keys = carver.take<std::uint32_t>(slots);
@@ -249,8 +249,11 @@ void add_ordered(const Call& call, KernelParams kernel, std::int64_t items, floa
     backward_pass::launch_backward(kernel, static_cast<int>(p.head_dim), true, p.device.index,
                                    call.stream);
     if (p.t_k > 0) {
-      backward_pass::launch_ordered_sum(kernel, static_cast<int>(p.head_dim), workspace,
-                                        accumulators, call.stream);
+      const auto add = p.head_dim == 576 ? core::cuda::launch_ordered_sum<576>
+                                         : core::cuda::launch_ordered_sum<512>;
+      add({p.topk_indices, p.topk_indices_row_stride, kernel.extents, first, kernel.items,
+           kernel.two_head_blocks, kernel.topk, kernel.t_k},
+          workspace, accumulators, call.stream);
     }
   }
 }

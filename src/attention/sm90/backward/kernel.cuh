@@ -7,7 +7,7 @@
 //
 // Inputs and outputs: KernelParams in config.h. Slots that hold no key are zero rows with P = 0 and
 // are never added; heads past H are zero rows with P = dS = 0. The default kernel adds rows of
-// grad_kv with vector atomics; the ordered one stores every slot's row for ordered_sum.h.
+// grad_kv with vector atomics; the ordered one stores every slot's row for core/cuda/ordered_sum.h.
 //
 // Groups. With Config::kGroups an item is one of groups.h: a row of the tile is a token and a head,
 // a slot a key of the item's list or range. What is said below of heads holds for these rows. P of
