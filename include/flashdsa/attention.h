@@ -22,7 +22,8 @@ struct SparseAttentionInputs {
   std::optional<TensorView> attn_sink;    ///< single [H]: logit of a virtual key of value zero
 
   /// The plan of this selection and head count, or null. On Hopper forward walks it except in
-  /// invariant mode, backward in the default mode; the host backends do without.
+  /// invariant mode, backward in the default mode, and a call of at most 32 heads and at least 2048
+  /// rows that would walk one builds its own where this is null; the host backends do without.
   const SelectionPlan* plan = nullptr;
 };
 

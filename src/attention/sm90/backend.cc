@@ -1,7 +1,7 @@
 // Forward on Hopper: packs q and kv when their rows are not aligned to 16 bytes, finds how far each
 // row reaches unless a plan says so, and queues the kernels. Above 32 heads that is the kernel for
-// many rows, over all tokens. Up to 32 it takes the groups of a plan, and the kernel for few heads
-// the tokens that are in none.
+// many rows, over all tokens. Up to 32 it takes the groups of a plan, the caller's or the call's
+// own, and the kernel for few heads the tokens that are in none.
 
 #include <bit>
 #include <cstddef>
@@ -10,6 +10,7 @@
 
 #include "attention/backends.h"
 #include "attention/sm90/aligned_rows.h"
+#include "attention/sm90/call_plan.h"
 #include "attention/sm90/forward_few_heads/launch.h"
 #include "attention/sm90/forward_many_rows/launch.h"
 #include "attention/sm90/forward_params.h"
@@ -22,10 +23,10 @@ namespace flashdsa::attention::sm90 {
 namespace {
 
 // Extents of the rows; with a plan, flags of its items if they may have several rows.
-std::size_t scratch_bytes(const ForwardParams& params) {
+std::size_t scratch_bytes(const ForwardParams& params, const selection::PlanView* plan) {
   const auto rows = static_cast<std::size_t>(params.t_q);
-  if (params.plan == nullptr) return rows * sizeof(std::int32_t);
-  return params.plan->group > 1 ? rows * kValueWarps : 0;
+  if (plan == nullptr) return rows * sizeof(std::int32_t);
+  return plan->group > 1 ? rows * kValueWarps : 0;
 }
 
 }  // namespace
@@ -48,18 +49,20 @@ void forward(const ForwardParams& params, const Runtime& runtime) {
   const AlignedRows kv({static_cast<const __nv_bfloat16*>(params.kv), params.t_k, 1, width,
                         params.kv_row_stride, width},
                        runtime, params.device, stream);
+  const CallPlan call_plan(params, runtime.mode != Mode::kInvariant, runtime);
+  const selection::PlanView* plan = call_plan.get();
   ForwardKernelParams kernel{};
-  const core::Scratch scratch(runtime, scratch_bytes(params), params.device);
-  if (params.plan == nullptr) {
+  const core::Scratch scratch(runtime, scratch_bytes(params, plan), params.device);
+  if (plan == nullptr) {
     auto* extents = static_cast<std::int32_t*>(scratch.data());
     launch_row_extents({params.topk_indices, params.topk_indices_row_stride, params.topk_length,
                         params.t_q, static_cast<int>(params.topk), static_cast<int>(params.t_k)},
                        extents, stream);
     kernel.extents = extents;
   } else {
-    kernel.extents = params.plan->row_keys;
-    kernel.plan = *params.plan;
-    kernel.group_log2 = std::countr_zero(static_cast<unsigned>(params.plan->group));
+    kernel.extents = plan->row_keys;
+    kernel.plan = *plan;
+    kernel.group_log2 = std::countr_zero(static_cast<unsigned>(plan->group));
     kernel.not_finite = static_cast<std::uint8_t*>(scratch.data());
   }
   kernel.q = q.data;
@@ -88,7 +91,7 @@ void forward(const ForwardParams& params, const Runtime& runtime) {
     return;
   }
   forward_few_heads::launch_forward_few_heads(kernel, width, device, stream);
-  if (params.plan != nullptr) {
+  if (plan != nullptr) {
     forward_many_rows::launch_groups(kernel, width, device, stream);
   }
 }

@@ -6,6 +6,7 @@
 #include <limits>
 #include <set>
 
+#include "attention/sm90/call_plan.h"
 #include "tests/attention/fixture.h"
 #include "tests/support/cuda/device_test.h"
 #include "tests/support/planned_rows.h"
@@ -155,6 +156,15 @@ TEST_F(PlannedBackward, HundredsOfItemsAreRight) {
   expect_within_spec(problem);
 }
 
+TEST_F(PlannedBackward, CallOfManyRowsBuildsAPlan) {
+  const AttentionProblem problem = mixed_rows(
+      {.t_q = attention::sm90::CallPlan::kLeastRows, .t_k = 100, .heads = 8, .topk = 24}, 436);
+  const AttentionResult got = run_attention(problem, runtime());
+  EXPECT_TRUE(within_spec(problem, got));
+  EXPECT_TRUE(same_bits(got.grad_q, planned(problem, forward_of(problem)).grad_q));
+  EXPECT_FALSE(same_bits(got.grad_q, run_attention(problem, runtime(Mode::kInvariant)).grad_q));
+}
+
 // FAULTS: an item whose grad_kv is not repaired.
 TEST_F(PlannedBackward, KeysWithMuchInCommonAreRight) {
   for (const std::int64_t heads : {2, 9, 32}) {
@@ -259,7 +269,7 @@ TEST_F(PlannedBackward, EmptyRowOfNanContributesNothing) {
   }
 }
 
-// All groups are split, so that a multiprocessor walks many rows that stand behind the plan's.
+// All groups are split, so that a multiprocessor walks many rows that no item of the plan is.
 TEST_F(PlannedBackward, NanQueriesInEveryGroupReachOnlyTheirRows) {
   const AttentionProblem clean = mixed_rows({.t_q = 800, .t_k = 1000, .heads = 8, .topk = 40}, 432);
   std::set<std::int64_t> rows;

@@ -6,6 +6,7 @@
 #include <limits>
 #include <set>
 
+#include "attention/sm90/call_plan.h"
 #include "tests/attention/fixture.h"
 #include "tests/support/cuda/device_test.h"
 #include "tests/support/planned_rows.h"
@@ -141,6 +142,21 @@ TEST_F(PlannedForward, InvariantModeDoesWithoutThePlan) {
     EXPECT_TRUE(same_forward_bits(planned(problem, Mode::kInvariant),
                                   run_forward(problem, runtime(Mode::kInvariant))));
   }
+}
+
+TEST_F(PlannedForward, CallOfManyRowsBuildsAPlan) {
+  constexpr std::int64_t kRows = attention::sm90::CallPlan::kLeastRows;
+  AttentionShape shape{.t_q = kRows, .t_k = 100, .heads = 8, .topk = 24};
+  const AttentionProblem many = mixed_rows(shape, 408);
+  const AttentionResult got = run_forward(many, runtime());
+  EXPECT_TRUE(forward_within_spec(many, got));
+  EXPECT_TRUE(same_forward_bits(got, planned(many)));
+  EXPECT_FALSE(same_forward_bits(got, run_forward(many, runtime(Mode::kInvariant))));
+
+  shape.t_q = kRows - 1;
+  const AttentionProblem fewer = mixed_rows(shape, 408);
+  EXPECT_TRUE(same_forward_bits(run_forward(fewer, runtime()),
+                                run_forward(fewer, runtime(Mode::kInvariant))));
 }
 
 TEST_F(PlannedForward, GraphBuildsAndWalksThePlanOfItsInputs) {

@@ -1,11 +1,12 @@
 // attention_backward on Hopper: the passes around the backward kernel, in stream order.
 //
-//   extents of the rows, or the items of a plan; aligned copies of inputs that the kernel cannot
-//   read in place;
-//   default: kernel with atomics into FP32 accumulators (of few heads where rows are alone and have
-//   at most 32), and the repair;
+//   extents of the rows, or what a plan (the caller's or the call's own) computes together;
+//   aligned copies of inputs that the kernels cannot read in place;
+//   default: kernels with atomics into FP32 accumulators, each with its repair: of a plan's items
+//   of several tokens; of rows alone, one kernel up to 32 heads, another above;
 //   deterministic, invariant: for every chunk of items the kernel that stores each slot's row, its
-//   repair, then the ordered sum; channels into their order and dtype; the sink's sum.
+//   repair, then the ordered sum;
+//   channels into their order and dtype; the sink's sum.
 
 #include <cuda_bf16.h>
 #include <cuda_runtime_api.h>
@@ -20,6 +21,7 @@
 #include "attention/sm90/backward/launch.h"
 #include "attention/sm90/backward/passes.h"
 #include "attention/sm90/backward_few_heads/launch.h"
+#include "attention/sm90/call_plan.h"
 #include "attention/sm90/rows.h"
 #include "core/cuda/check.h"
 #include "core/cuda/ordered_sum.h"
@@ -38,6 +40,7 @@ constexpr std::int64_t kMaxItemsPerLaunch = std::int64_t{1} << 30;
 
 struct Call {
   const BackwardParams& params;
+  const selection::PlanView* plan;  // or null
   const Runtime& runtime;
   cudaStream_t stream;
 };
@@ -47,8 +50,7 @@ std::int64_t items_of(const BackwardParams& p) { return p.t_q << two_head_blocks
 
 // Whether rows may share a tile; the order of an ordered mode is that of rows alone.
 bool walks_groups(const Call& call) {
-  const selection::PlanView* plan = call.params.plan;
-  return plan != nullptr && plan->group > 1 && call.runtime.mode == Mode::kDefault;
+  return call.plan != nullptr && call.plan->group > 1 && call.runtime.mode == Mode::kDefault;
 }
 
 struct Inputs {
@@ -89,13 +91,14 @@ class Buffers {
     carve(carver, call);
   }
 
-  float* accumulators;                   // [T_k, D], channels permuted
-  __nv_bfloat16* grad_q;                 // [T_q, H, D]
-  std::int32_t* extents = nullptr;       // [T_q], or null with groups
-  backward_pass::GroupItems groups{};    // or nulls
-  float* d_errors = nullptr;             // [T_q, H]
-  std::uint8_t* needs_repair = nullptr;  // [items, 4]
-  float* sink_terms = nullptr;           // [T_q, H], or null
+  float* accumulators;                         // [T_k, D], channels permuted
+  __nv_bfloat16* grad_q;                       // [T_q, H, D]
+  std::int32_t* extents = nullptr;             // [T_q], or null with groups
+  backward_pass::GroupItems groups{};          // or nulls
+  float* d_errors = nullptr;                   // [T_q, H]
+  std::uint8_t* needs_repair = nullptr;        // [items, 4]; with groups of the rows alone
+  std::uint8_t* groups_need_repair = nullptr;  // [T_q, 4], or null
+  float* sink_terms = nullptr;                 // [T_q, H], or null
 
  private:
   std::size_t bytes(const Call& call) {
@@ -110,9 +113,11 @@ class Buffers {
     const auto vectors = static_cast<std::size_t>(p.t_q * p.heads);
     if (walks_groups(call)) {
       groups.items = carver.take<backward_pass::GroupItem>(rows);
+      groups.single_rows = carver.take<std::int32_t>(rows);
       groups.counts = carver.take<backward_pass::GroupCounts>(1);
       groups.bad_keys = carver.take<std::uint8_t>(static_cast<std::size_t>(p.t_k));
       groups.numbers = carver.take<std::int32_t>(static_cast<std::size_t>(p.t_k));
+      groups_need_repair = carver.take<std::uint8_t>(rows * 4);
     } else {
       extents = carver.take<std::int32_t>(rows);
     }
@@ -132,7 +137,8 @@ class Buffers {
   core::Scratch memory_;
 };
 
-KernelParams kernel_params(const BackwardParams& p, const Inputs& inputs, const Buffers& buffers) {
+KernelParams kernel_params(const Call& call, const Inputs& inputs, const Buffers& buffers) {
+  const BackwardParams& p = call.params;
   KernelParams kernel{};
   kernel.q = inputs.q.data;
   kernel.q_row_stride = inputs.q.outer_stride;
@@ -152,10 +158,11 @@ KernelParams kernel_params(const BackwardParams& p, const Inputs& inputs, const 
   kernel.topk_indices_row_stride = p.topk_indices_row_stride;
   kernel.extents = buffers.extents;
   if (buffers.groups.items != nullptr) {
-    kernel.plan = *p.plan;
+    kernel.plan = *call.plan;
     kernel.group_items = buffers.groups.items;
     kernel.group_counts = buffers.groups.counts;
-    kernel.mask_words = static_cast<int>(p.plan->group * ((p.topk + 31) / 32));
+    kernel.extents = call.plan->row_keys;
+    kernel.mask_words = static_cast<int>(call.plan->group * ((p.topk + 31) / 32));
     kernel.inverse_heads = static_cast<int>((0x10000 + p.heads - 1) / p.heads);
   }
   kernel.attn_sink = static_cast<const float*>(p.attn_sink);
@@ -177,13 +184,11 @@ void find_slots(const Call& call, const Inputs& inputs, const Buffers& buffers) 
   if (walks_groups(call)) {
     const auto width = static_cast<int>(p.head_dim);
     backward_pass::launch_group_items(
-        {*p.plan,
+        {*call.plan,
          {inputs.q.data, p.t_q, p.heads, width, inputs.q.outer_stride, inputs.q.inner_stride},
          {inputs.grad_out.data, p.t_q, p.heads, static_cast<int>(kValueDim),
           inputs.grad_out.outer_stride, inputs.grad_out.inner_stride},
-         {inputs.kv.data, p.t_k, 1, width, inputs.kv.outer_stride, width},
-         p.topk_indices,
-         p.topk_indices_row_stride},
+         {inputs.kv.data, p.t_k, 1, width, inputs.kv.outer_stride, width}},
         buffers.groups, call.stream);
   } else {
     launch_row_extents({p.topk_indices, p.topk_indices_row_stride, p.topk_length, p.t_q,
@@ -192,15 +197,29 @@ void find_slots(const Call& call, const Inputs& inputs, const Buffers& buffers) 
   }
 }
 
+// Adds the rows of a plan's items to the accumulators with atomics: those of several tokens, then
+// the rows that stand alone.
+void add_groups(const Call& call, KernelParams kernel, const Buffers& buffers) {
+  const BackwardParams& p = call.params;
+  const int head_dim = static_cast<int>(p.head_dim), device = p.device.index;
+  kernel.grad_kv_rows = buffers.accumulators;
+  kernel.items = static_cast<int>(p.t_q);
+  kernel.needs_repair = buffers.groups_need_repair;
+  backward_pass::launch_backward_groups(kernel, head_dim, device, call.stream);
+
+  kernel.single_rows = buffers.groups.single_rows;
+  kernel.needs_repair = buffers.needs_repair;
+  core::cuda::check(
+      cudaMemsetAsync(buffers.needs_repair, 0, static_cast<std::size_t>(p.t_q) * 4, call.stream),
+      "zeroing the flags of rows");
+  backward_few_heads::launch_backward_few_heads(kernel, head_dim, device, call.stream);
+  backward_pass::launch_repair(kernel, head_dim, device, call.stream);
+}
+
 // Adds every item's rows to `accumulators` with atomics.
 void add_unordered(const Call& call, KernelParams kernel, std::int64_t items, float* accumulators) {
   const int head_dim = static_cast<int>(call.params.head_dim), device = call.params.device.index;
   kernel.grad_kv_rows = accumulators;
-  if (walks_groups(call)) {
-    kernel.items = static_cast<int>(items);
-    backward_pass::launch_backward_groups(kernel, head_dim, device, call.stream);
-    return;
-  }
   for (std::int64_t first = 0; first < items; first += kMaxItemsPerLaunch) {
     kernel.first_item = first;
     kernel.items = static_cast<int>(std::min(kMaxItemsPerLaunch, items - first));
@@ -286,10 +305,11 @@ void finish(const Call& call, const Buffers& buffers) {
 
 void backward(const BackwardParams& params, const Runtime& runtime) {
   const core::cuda::DeviceGuard guard(params.device.index);
-  const Call call{params, runtime, static_cast<cudaStream_t>(runtime.stream.handle)};
+  const CallPlan plan(params, runtime.mode == Mode::kDefault, runtime);
+  const Call call{params, plan.get(), runtime, static_cast<cudaStream_t>(runtime.stream.handle)};
   const Buffers buffers(call);
   const Inputs inputs(call);
-  const KernelParams kernel = kernel_params(params, inputs, buffers);
+  const KernelParams kernel = kernel_params(call, inputs, buffers);
 
   if (params.t_q > 0) find_slots(call, inputs, buffers);
   const auto grad_kv_bytes = static_cast<std::size_t>(params.t_k * params.head_dim) * sizeof(float);
@@ -298,7 +318,9 @@ void backward(const BackwardParams& params, const Runtime& runtime) {
                       "zeroing grad_kv");
   }
   const std::int64_t items = items_of(params);
-  if (items > 0 && runtime.mode == Mode::kDefault) {
+  if (items > 0 && walks_groups(call)) {
+    add_groups(call, kernel, buffers);
+  } else if (items > 0 && runtime.mode == Mode::kDefault) {
     add_unordered(call, kernel, items, buffers.accumulators);
   } else if (items > 0) {
     add_ordered(call, kernel, items, buffers.accumulators);

@@ -108,19 +108,20 @@ static_assert(sizeof(SharedStorage<Config<576, false, false>>) <= 232448,
 static_assert(sizeof(SharedStorage<Config<512, false, false>>) <= 232448,
               "over the limit of a Hopper SM");
 
-// An item of groups: rows that share a tile, or one row.
+// An item of groups: rows of several tokens that share a tile.
 struct alignas(16) GroupItem {
-  const int32_t* slots;  // where its keys stand: slots of one row, a list of the plan, or a part of
-                         // the numbers 0..T_k-1
+  const int32_t* slots;  // where its keys stand: a list of the plan, or a part of the numbers
+                         // 0..T_k-1
   int32_t token;         // the first
-  uint16_t extent;       // slots to look at
-  uint8_t tokens;        // 1: each slot is the row's; else the plan says which are whose
-  uint8_t is_range;      // of several tokens: whether the plan says it by a range, not by masks
+  uint16_t extent;       // keys
+  uint8_t tokens;
+  uint8_t is_range;  // whether the plan says which keys are whose by ranges, not by masks
 };
 static_assert(sizeof(GroupItem) == 16, "an item is read as two 8-byte words");
 
 struct GroupCounts {
   int32_t items;
+  int32_t rows;      // that stand alone
   int32_t bad_keys;  // not 0: a key is not finite
 };
 
@@ -146,7 +147,7 @@ struct KernelParams {
   float* sink_terms;       // [T_q, H] = P_sink * D, or null
 
   float* d_errors;        // [T_q, H], the exact D minus that of the BF16 out
-  uint8_t* needs_repair;  // [all items, 4], of 16 heads each: whether that spoils grad_kv
+  uint8_t* needs_repair;  // [all items, 4], of 16 rows of a tile each: whether that spoils grad_kv
 
   __nv_bfloat16* grad_q;  // [T_q, H, D], contiguous, aligned to 16 bytes
   // Rows of D in the permuted channel order of passes.h, aligned to 16 bytes: the accumulators
@@ -159,6 +160,10 @@ struct KernelParams {
   const GroupCounts* group_counts;
   int mask_words;     // the plan's for a row: G ceil(K / 32)
   int inverse_heads;  // 2^16 / H, rounded up: r * it >> 16 is r / H for a tile's rows
+
+  // Of the kernel for few heads: the rows that its items are, whose number counts->rows says and
+  // `items` bounds, all in one launch; or null, then first_item, + 1, ...
+  const int32_t* single_rows;
 
   int64_t first_item;  // items of this launch: first_item, + 1, ...
   int items;

@@ -33,11 +33,9 @@ __device__ __forceinline__ bool sees_not_finite(const __nv_bfloat16* vector, int
   return seen;
 }
 
-// bad_keys and whether there is one, numbers, and the count of the plan's items; a warp a key.
+// bad_keys and whether there is one, and numbers; a warp a key.
 __global__ void __launch_bounds__(kRowThreads)
-    bad_keys_kernel(const __grid_constant__ StridedRows kv, const int32_t* item_count,
-                    const __grid_constant__ GroupItems to) {
-  if (blockIdx.x == 0 && threadIdx.x == 0) to.counts->items = *item_count;
+    bad_keys_kernel(const __grid_constant__ StridedRows kv, const __grid_constant__ GroupItems to) {
   for (int64_t s = first_row(); s < kv.outer; s += row_step()) {
     const bool bad =
         __any_sync(0xFFFFFFFFu, sees_not_finite(kv.data + s * kv.outer_stride, kv.width));
@@ -77,12 +75,6 @@ __device__ __forceinline__ bool sees_bad_input(const GroupInputs& in, const Grou
   return seen;
 }
 
-// The record of a row that stands alone; row_keys are its slots up to the last that counts.
-__device__ __forceinline__ GroupItem single(const GroupInputs& in, int token) {
-  const int32_t* slots = in.topk_indices + token * in.topk_indices_row_stride;
-  return {slots, token, static_cast<uint16_t>(__ldg(in.plan.row_keys + token)), 1, 0};
-}
-
 // A CTA an item; four on an SM, since for six the compiler spills.
 __global__ void __launch_bounds__(kRowThreads, 4)
     group_items_kernel(const __grid_constant__ GroupInputs in,
@@ -90,21 +82,17 @@ __global__ void __launch_bounds__(kRowThreads, 4)
   const int count = __ldg(in.plan.item_count);
   for (int index = blockIdx.x; index < count; index += static_cast<int>(gridDim.x)) {
     const PlanItem item = in.plan.items[index];
-    if (item.rows == 1) {
-      if (threadIdx.x == 0) to.items[index] = single(in, item.first_row);
-      continue;
-    }
-    const bool splits = __syncthreads_or(sees_bad_input(in, to, item)) != 0;
+    const bool is_alone = item.rows == 1 || __syncthreads_or(sees_bad_input(in, to, item)) != 0;
     if (threadIdx.x != 0) continue;
-    if (!splits) {
-      to.items[index] = {keys_of(in, to, item), item.first_row, static_cast<uint16_t>(item.keys),
-                         static_cast<uint8_t>(item.rows), item.kind == ItemKind::kRange};
+    if (!is_alone) {
+      to.items[atomicAdd(&to.counts->items, 1)] = {
+          keys_of(in, to, item), item.first_row, static_cast<uint16_t>(item.keys),
+          static_cast<uint8_t>(item.rows), item.kind == ItemKind::kRange};
       continue;
     }
-    to.items[index] = single(in, item.first_row);
-    const int at = atomicAdd(&to.counts->items, item.rows - 1) - 1;
+    int32_t* rows = to.single_rows + atomicAdd(&to.counts->rows, item.rows);
 #pragma unroll 1
-    for (int r = 1; r < item.rows; ++r) to.items[at + r] = single(in, item.first_row + r);
+    for (int r = 0; r < item.rows; ++r) rows[r] = item.first_row + r;
   }
 }
 
@@ -114,7 +102,7 @@ void launch_group_items(const GroupInputs& inputs, const GroupItems& to, cudaStr
   core::cuda::check(cudaMemsetAsync(to.counts, 0, sizeof(*to.counts), stream),
                     "zeroing the counts of the items");
   const dim3 keys_grid = grid_of_warps(std::max<int64_t>(inputs.kv.outer, 1));
-  bad_keys_kernel<<<keys_grid, kRowThreads, 0, stream>>>(inputs.kv, inputs.plan.item_count, to);
+  bad_keys_kernel<<<keys_grid, kRowThreads, 0, stream>>>(inputs.kv, to);
   core::cuda::check_launch("bad_keys_kernel", keys_grid, kRowThreads, 0);
   const dim3 grid(static_cast<unsigned>(std::min(inputs.q.outer, kMostCtas)));
   group_items_kernel<<<grid, kRowThreads, 0, stream>>>(inputs, to);

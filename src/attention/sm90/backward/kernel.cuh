@@ -9,10 +9,10 @@
 // are never added; heads past H are zero rows with P = dS = 0. The default kernel adds rows of
 // grad_kv with vector atomics; the ordered one stores every slot's row for core/cuda/ordered_sum.h.
 //
-// Groups. With Config::kGroups an item is one of groups.h: a row of the tile is a token and a head,
-// a slot a key of the item's list or range. What is said below of heads holds for these rows. P of
-// a key that a token did not select is -0, by whose sign dS becomes zero whatever dP and D are;
-// keys, queries and grad_out of an item of several tokens are finite, see groups.h.
+// Groups. With Config::kGroups an item is one of groups.h, several tokens: a row of the tile is a
+// token and a head, a slot a key of the item's list or range. What is said below of heads holds for
+// these rows. P of a key that a token did not select is -0, by whose sign dS becomes zero whatever
+// dP and D are; keys, queries and grad_out are finite, see groups.h.
 //
 // D. The walk begins with D of the BF16 out, whose rounding shifts every dS of a head by the same
 // multiple of P. Where the keys of a row have much in common, sum P k is long against grad_q, and
@@ -546,19 +546,12 @@ inline constexpr float kNoPair = -0.0f;
 
 __device__ __forceinline__ bool is_no_pair(float p) { return __float_as_int(p) < 0; }
 
-// Which keys of a tile are a token's, see Math::softmax_of_tokens: of an item of several tokens the
-// plan's words, or the token's part of the range; else the slots that hold a key.
+// Which keys of a tile are a token's, see Math::softmax_of_tokens: the plan's words, or the token's
+// part of the range.
 template <typename Config>
 __device__ __forceinline__ uint32_t words_of_tile(const KernelParams& p, int index, int tile,
                                                   int lane) {
   const Item item = item_at<Config>(p, opaque(index));
-  if (item.tokens == 1) {
-    int entries[2];
-    read_entries<Config, 32>(p, item, index, tile * 64 + lane, entries);
-    const uint32_t low = __ballot_sync(kAllLanes, key_or_none(p, entries[0]) >= 0);
-    const uint32_t high = __ballot_sync(kAllLanes, key_or_none(p, entries[1]) >= 0);
-    return lane < 8 ? low : high;
-  }
   const int token = lane & 7, chunk = 2 * tile + (lane >> 3 & 1);
   if (token >= item.tokens || chunk * 32 >= item.extent) return 0;
   if (!item.is_range) {

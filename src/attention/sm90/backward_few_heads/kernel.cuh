@@ -69,13 +69,22 @@ using backward_pass::partial_d, backward_pass::rows_operand, backward_pass::whol
 // ------------------------------------------------------------------------------ items
 
 struct Item {
-  int64_t row;  // of the query
-  int extent;   // slots to look at, 0: a row without keys
+  int place;   // of the query row, counted from first_item
+  int extent;  // slots to look at, 0: a row without keys
 };
 
+// How many items there are; index < item_count.
+__device__ __forceinline__ int item_count(const KernelParams& p) {
+  return p.single_rows != nullptr ? __ldg(&p.group_counts->rows) : p.items;
+}
+
 __device__ __forceinline__ Item item_at(const KernelParams& p, int index) {
-  const int64_t row = p.first_item + index;
-  return {row, __ldg(p.extents + row)};
+  const int place = p.single_rows != nullptr ? __ldg(p.single_rows + index) : index;
+  return {place, __ldg(p.extents + p.first_item + place)};
+}
+
+__device__ __forceinline__ int64_t row_of(const KernelParams& p, const Item& item) {
+  return p.first_item + item.place;
 }
 
 // The next item of this CTA that has keys, from `index` on; false after the last. `skip` is called
@@ -83,7 +92,7 @@ __device__ __forceinline__ Item item_at(const KernelParams& p, int index) {
 template <typename Skip>
 __device__ __forceinline__ bool find_item(const KernelParams& p, int& index, Item& item,
                                           const Skip& skip) {
-  for (; index < p.items; index += p.ctas) {
+  for (const int count = item_count(p); index < count; index += p.ctas) {
     item = item_at(p, index);
     if (item.extent > 0) return true;
     skip(item);
@@ -100,8 +109,8 @@ __device__ __forceinline__ int tiles_of(const Item& item) {
   return (item.extent + Config::kTileKeys - 1) / Config::kTileKeys;
 }
 
-__device__ __forceinline__ const int32_t* slots_of(const KernelParams& p, int index) {
-  return p.topk_indices + (p.first_item + index) * p.topk_indices_row_stride;
+__device__ __forceinline__ const int32_t* slots_of(const KernelParams& p, const Item& item) {
+  return p.topk_indices + row_of(p, item) * p.topk_indices_row_stride;
 }
 
 // The key in a slot, or -1.
@@ -153,12 +162,12 @@ __device__ __forceinline__ void load_query(const KernelParams& p, SharedStorage<
   const int row = thread >> 3, piece = thread & 7;
   const uint32_t offset = chunk_offset(row, piece);  // rows row + 16 i have the same swizzle
   load_heads<Config, Config::kBlocks>(shared_address(shared.q[place]) + offset,
-                                      p.q + item.row * p.q_row_stride + piece * 8, p.q_head_stride,
-                                      p.heads, row);
+                                      p.q + row_of(p, item) * p.q_row_stride + piece * 8,
+                                      p.q_head_stride, p.heads, row);
   load_heads<Config, Config::kValueBlocks>(
       shared_address(shared.grad_out[place]) + offset,
-      p.grad_out + item.row * p.grad_out_row_stride + piece * 8, p.grad_out_head_stride, p.heads,
-      row);
+      p.grad_out + row_of(p, item) * p.grad_out_row_stride + piece * 8, p.grad_out_head_stride,
+      p.heads, row);
   barrier_arrive_cp_async(&shared.query_full[place]);
 }
 
@@ -170,7 +179,7 @@ __device__ __forceinline__ void produce(const KernelParams& p, SharedStorage<Con
   uint32_t n = 0, items = 0;
   Item item;
   for (int index = blockIdx.x; find_item(p, index, item); index += p.ctas, ++items) {
-    const int32_t* slots = slots_of(p, index);
+    const int32_t* slots = slots_of(p, item);
     const int tiles = tiles_of<Config>(item);
     int next[4];  // keys of the coming tile, -1 for none
 #pragma unroll
@@ -402,7 +411,8 @@ __device__ __forceinline__ void score(const KernelParams& p, SharedStorage<Confi
       const int thread = opaque(static_cast<int>(threadIdx.x & 127)), lane = thread & 31;
       const int tile = static_cast<int>(number - first);
       const int slot = tile * Config::kTileKeys + (thread >> 5) * 16 + (lane & 15);
-      const int key = key_in(p, slots_of(p, opaque(index)), item.extent, slot);
+      const Item same = {opaque(item.place), item.extent};
+      const int key = key_in(p, slots_of(p, same), item.extent, slot);
       const bool last = number + Config::kScorers >= end;
       Pairs<Config> weights, ds;
       make_weights(p, shared, number, tile, items, key, weights, ds);
@@ -438,8 +448,8 @@ __device__ __forceinline__ void prepare_heads(const KernelParams& p, SharedStora
   constexpr int kWarpHeads = Config::kColumns / 4;
   const int thread = threadIdx.x & 127, lane = thread & 31;
   const int first = (thread >> 5) * kWarpHeads;
-  const __nv_bfloat16* out = p.out + item.row * p.out_row_stride;
-  const __nv_bfloat16* grad_out = p.grad_out + item.row * p.grad_out_row_stride;
+  const __nv_bfloat16* out = p.out + row_of(p, item) * p.out_row_stride;
+  const __nv_bfloat16* grad_out = p.grad_out + row_of(p, item) * p.grad_out_row_stride;
   float d = 0.0f, lse = INFINITY;
 #pragma unroll 2
   for (int i = 0; i < kWarpHeads; ++i) {
@@ -454,7 +464,7 @@ __device__ __forceinline__ void prepare_heads(const KernelParams& p, SharedStora
   if (lane < kWarpHeads) {
     const int head = first + lane;
     if (head < p.heads) {
-      lse = __ldg(p.lse + item.row * p.lse_row_stride + head);
+      lse = __ldg(p.lse + row_of(p, item) * p.lse_row_stride + head);
       if (p.attn_sink != nullptr) lse = whole_lse(lse, __ldg(p.attn_sink + head));
     }
     shared.lse_log2[place][head] = lse * kLog2E;
@@ -514,7 +524,7 @@ __device__ __forceinline__ float settle(const KernelParams& p, SharedStorage<Con
   float p_sink = 0.0f, mass = 1.0f;  // of the softmax
   if (p.attn_sink != nullptr) {
     const float sink = __ldg(p.attn_sink + head);
-    const float lse = __ldg(p.lse + item.row * p.lse_row_stride + head);
+    const float lse = __ldg(p.lse + row_of(p, item) * p.lse_row_stride + head);
     p_sink = 1.0f / (1.0f + expf(lse - sink));
     mass = 1.0f / (1.0f + expf(sink - lse));
   }
@@ -524,12 +534,12 @@ __device__ __forceinline__ float settle(const KernelParams& p, SharedStorage<Con
   const float variance = fmaxf(sums.z / sums.x - mean * mean, 0.0f);
   const uint32_t spoilt = __ballot_sync(kAllLanes, live && error * error > 0x1p-12f * variance);
   if (thread < 32 && live) {
-    const int64_t at = item.row * p.heads + head;
+    const int64_t at = row_of(p, item) * p.heads + head;
     p.d_errors[at] = error;
     if (p.sink_terms != nullptr) p.sink_terms[at] = has_mass ? p_sink * (d + error) : 0.0f;
   }
   if (thread == 0) {  // a byte for 16 heads
-    reinterpret_cast<uint32_t*>(p.needs_repair)[item.row] =
+    reinterpret_cast<uint32_t*>(p.needs_repair)[row_of(p, item)] =
         ((spoilt & 0xFFFF) != 0 ? 1 : 0) | (spoilt >> 16 != 0 ? 0x100 : 0);
   }
   return live ? -p.softmax_scale * error : 0.0f;
@@ -549,11 +559,11 @@ __device__ __forceinline__ void store_grad_q(const KernelParams& p, const Item& 
     const float shift1 = __shfl_sync(kAllLanes, shift, 8 * i + 2 * (lane & 3) + 1);
     const int head = 8 * i + (lane >> 2);
     const bool live = head < p.heads;
-    const __nv_bfloat16* out = p.out + item.row * p.out_row_stride +
+    const __nv_bfloat16* out = p.out + row_of(p, item) * p.out_row_stride +
                                min(head, p.heads - 1) * p.out_head_stride + 16 * warp +
                                2 * (lane & 3);
-    __nv_bfloat16* to = p.grad_q + (item.row * p.heads + head) * Config::kHeadDim + 16 * warp +
-                        8 * (lane & 1) + 64 * ((lane >> 1) & 1);
+    __nv_bfloat16* to = p.grad_q + (row_of(p, item) * p.heads + head) * Config::kHeadDim +
+                        16 * warp + 8 * (lane & 1) + 64 * ((lane >> 1) & 1);
     // Channels 8e .. 8e + 7 of the warp's 16 of a block, a head to four lanes.
     const auto word = [&](int block, int e) {
       const float* pair = &grad_q[block][4 * i + 2 * e];
@@ -585,7 +595,7 @@ __device__ __forceinline__ void store_grad_q(const KernelParams& p, const Item& 
 template <typename Config>
 __device__ __forceinline__ void write_empty_item(const KernelParams& p, const Item& item) {
   const int thread = threadIdx.x & 127;
-  const int64_t first = item.row * p.heads;
+  const int64_t first = row_of(p, item) * p.heads;
   auto* to = reinterpret_cast<uint4*>(p.grad_q + first * Config::kHeadDim);
   for (int i = thread; i < p.heads * Config::kHeadDim / 8; i += 128) to[i] = make_uint4(0, 0, 0, 0);
   if (p.sink_terms != nullptr && thread < p.heads) p.sink_terms[first + thread] = 0.0f;
