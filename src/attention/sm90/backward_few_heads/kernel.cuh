@@ -411,8 +411,8 @@ __device__ __forceinline__ void score(const KernelParams& p, SharedStorage<Confi
       const int thread = opaque(static_cast<int>(threadIdx.x & 127)), lane = thread & 31;
       const int tile = static_cast<int>(number - first);
       const int slot = tile * Config::kTileKeys + (thread >> 5) * 16 + (lane & 15);
-      const Item same = {opaque(item.place), item.extent};
-      const int key = key_in(p, slots_of(p, same), item.extent, slot);
+      const Item again = item_at(p, opaque(index));  // holding it would take a register too many
+      const int key = key_in(p, slots_of(p, again), again.extent, slot);
       const bool last = number + Config::kScorers >= end;
       Pairs<Config> weights, ds;
       make_weights(p, shared, number, tile, items, key, weights, ds);
