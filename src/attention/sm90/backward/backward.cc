@@ -2,8 +2,8 @@
 //
 //   extents of the rows, or what a plan (the caller's or the call's own) computes together;
 //   aligned copies of inputs that the kernels cannot read in place;
-//   default: kernels with atomics into FP32 accumulators, each with its repair: of a plan's items
-//   of several tokens; of rows alone, one kernel up to 32 heads, another above;
+//   default: kernels with atomics into FP32 accumulators, each with its repair: for rows alone of
+//   few heads; for rows alone of many heads, or a plan's items of several tokens;
 //   deterministic, invariant: for every chunk of items the kernel that stores each slot's row, its
 //   repair, then the ordered sum;
 //   channels into their order and dtype; the sink's sum.
@@ -21,6 +21,7 @@
 #include "attention/sm90/backward/launch.h"
 #include "attention/sm90/backward/passes.h"
 #include "attention/sm90/backward_few_heads/launch.h"
+#include "attention/sm90/backward_many_heads/launch.h"
 #include "attention/sm90/call_plan.h"
 #include "attention/sm90/rows.h"
 #include "core/cuda/check.h"
@@ -37,6 +38,9 @@ constexpr std::int64_t kHeadsPerItem = 64;
 // Of the ordered modes' slot rows: 132 rows of K = 2048, D = 576, one for every SM, take 623 MB.
 constexpr std::int64_t kOrderedRowBytes = std::int64_t{640} << 20;
 constexpr std::int64_t kMaxItemsPerLaunch = std::int64_t{1} << 30;
+
+// Accumulators of as many bytes stay in second-level cache, whatever the order of the adds.
+constexpr std::int64_t kCachedBytes = std::int64_t{32} << 20;
 
 struct Call {
   const BackwardParams& params;
@@ -99,6 +103,7 @@ class Buffers {
   std::uint8_t* needs_repair = nullptr;        // [items, 4]; with groups of the rows alone
   std::uint8_t* groups_need_repair = nullptr;  // [T_q, 4], or null
   float* sink_terms = nullptr;                 // [T_q, H], or null
+  std::uint32_t* places = nullptr;             // [1], or null where the CTAs need not keep pace
 
  private:
   std::size_t bytes(const Call& call) {
@@ -125,6 +130,9 @@ class Buffers {
     needs_repair = carver.take<std::uint8_t>(static_cast<std::size_t>(items_of(p)) * 4);
     if (p.grad_attn_sink != nullptr) {
       sink_terms = carver.take<float>(vectors);
+    }
+    if (p.t_k * p.head_dim * 4 > kCachedBytes && call.runtime.mode == Mode::kDefault) {
+      places = carver.take<std::uint32_t>(1);
     }
     if (p.grad_kv_dtype != DType::kFloat32 || !is_aligned(p.grad_kv)) {
       accumulators = carver.take<float>(static_cast<std::size_t>(p.t_k * p.head_dim));
@@ -197,6 +205,14 @@ void find_slots(const Call& call, const Inputs& inputs, const Buffers& buffers) 
   }
 }
 
+// Has the CTAs of the next kernel keep pace where the accumulators would not stay in cache.
+void set_pace(const Call& call, const Buffers& buffers, KernelParams& kernel) {
+  kernel.places = buffers.places;
+  if (buffers.places == nullptr) return;
+  core::cuda::check(cudaMemsetAsync(buffers.places, 0, sizeof(*buffers.places), call.stream),
+                    "zeroing the places of the CTAs");
+}
+
 // Adds the rows of a plan's items to the accumulators with atomics: those of several tokens, then
 // the rows that stand alone.
 void add_groups(const Call& call, KernelParams kernel, const Buffers& buffers) {
@@ -205,10 +221,13 @@ void add_groups(const Call& call, KernelParams kernel, const Buffers& buffers) {
   kernel.grad_kv_rows = buffers.accumulators;
   kernel.items = static_cast<int>(p.t_q);
   kernel.needs_repair = buffers.groups_need_repair;
-  backward_pass::launch_backward_groups(kernel, head_dim, device, call.stream);
+  set_pace(call, buffers, kernel);
+  backward_many_heads::launch_backward_groups(kernel, head_dim, device, call.stream);
+  backward_pass::launch_repair_groups(kernel, head_dim, device, call.stream);
 
   kernel.single_rows = buffers.groups.single_rows;
   kernel.needs_repair = buffers.needs_repair;
+  set_pace(call, buffers, kernel);
   core::cuda::check(
       cudaMemsetAsync(buffers.needs_repair, 0, static_cast<std::size_t>(p.t_q) * 4, call.stream),
       "zeroing the flags of rows");
@@ -217,18 +236,20 @@ void add_groups(const Call& call, KernelParams kernel, const Buffers& buffers) {
 }
 
 // Adds every item's rows to `accumulators` with atomics.
-void add_unordered(const Call& call, KernelParams kernel, std::int64_t items, float* accumulators) {
+void add_unordered(const Call& call, KernelParams kernel, std::int64_t items,
+                   const Buffers& buffers) {
   const int head_dim = static_cast<int>(call.params.head_dim), device = call.params.device.index;
-  kernel.grad_kv_rows = accumulators;
+  kernel.grad_kv_rows = buffers.accumulators;
   for (std::int64_t first = 0; first < items; first += kMaxItemsPerLaunch) {
     kernel.first_item = first;
     kernel.items = static_cast<int>(std::min(kMaxItemsPerLaunch, items - first));
+    set_pace(call, buffers, kernel);
     if (call.params.heads <= backward_few_heads::kMostHeads) {
       backward_few_heads::launch_backward_few_heads(kernel, head_dim, device, call.stream);
-      backward_pass::launch_repair(kernel, head_dim, device, call.stream);
     } else {
-      backward_pass::launch_backward(kernel, head_dim, false, device, call.stream);
+      backward_many_heads::launch_backward_many_heads(kernel, head_dim, device, call.stream);
     }
+    backward_pass::launch_repair(kernel, head_dim, device, call.stream);
   }
 }
 
@@ -265,8 +286,8 @@ void add_ordered(const Call& call, KernelParams kernel, std::int64_t items, floa
   for (std::int64_t first = 0; first < items; first += chunk) {
     kernel.first_item = first;
     kernel.items = static_cast<int>(std::min(chunk, items - first));
-    backward_pass::launch_backward(kernel, static_cast<int>(p.head_dim), true, p.device.index,
-                                   call.stream);
+    backward_pass::launch_backward_ordered(kernel, static_cast<int>(p.head_dim), p.device.index,
+                                           call.stream);
     if (p.t_k > 0) {
       const auto add = p.head_dim == 576 ? core::cuda::launch_ordered_sum<576>
                                          : core::cuda::launch_ordered_sum<512>;
@@ -321,7 +342,7 @@ void backward(const BackwardParams& params, const Runtime& runtime) {
   if (items > 0 && walks_groups(call)) {
     add_groups(call, kernel, buffers);
   } else if (items > 0 && runtime.mode == Mode::kDefault) {
-    add_unordered(call, kernel, items, buffers.accumulators);
+    add_unordered(call, kernel, items, buffers);
   } else if (items > 0) {
     add_ordered(call, kernel, items, buffers.accumulators);
   }

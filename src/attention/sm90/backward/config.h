@@ -9,12 +9,12 @@
 
 namespace flashdsa::attention::sm90::backward_pass {
 
-// Sizes of the backward kernel. A chunk is 64 rows (heads or keys) of 64 channels: 128 bytes a row,
-// in the 128-byte swizzle of core/cuda/wgmma.cuh.
+// Sizes of the backward kernel of the ordered modes and of repairs. A chunk is 64 rows (heads or
+// keys) of 64 channels: 128 bytes a row, in the 128-byte swizzle of core/cuda/wgmma.cuh.
 //
 // kOrdered: grad_kv rows of every slot are stored instead of added up. kRepair: the pass after the
-// main one, which adds what grad_kv of the flagged items lacks. kGroups: items are those of
-// groups.h, up to eight tokens of at most 32 heads.
+// main one, which adds what grad_kv of the flagged items lacks; without kOrdered it follows another
+// kernel. kGroups: items are those of groups.h, up to eight tokens of at most 32 heads.
 template <int kHeadDimArg, bool kOrderedArg, bool kRepairArg, bool kGroupsArg = false>
 struct Config {
   static constexpr int kHeadDim = kHeadDimArg;
@@ -76,7 +76,7 @@ struct Config {
   }
 
   static_assert(kHeadDim == 576 || kHeadDim == 512, "the split of grad_q knows these two");
-  static_assert(!(kOrdered && kGroups), "slot rows are those of one query row");
+  static_assert(kOrdered ? !kGroups : kRepair, "what is not ordered, other kernels add up first");
   static_assert(2 * kOwnChunks < kChunks, "warpgroup 2 makes at least the last chunk");
   static_assert(2 * kMathRegisters + kGradKvRegisters + kLoadRegisters == 512,
                 "the warpgroups share the 65536 registers of an SM");
@@ -103,9 +103,9 @@ struct SharedStorage {
   float4 sums[Config::kHeads];
 };
 
-static_assert(sizeof(SharedStorage<Config<576, false, false>>) <= 232448,
+static_assert(sizeof(SharedStorage<Config<576, true, false>>) <= 232448,
               "over the limit of a Hopper SM");
-static_assert(sizeof(SharedStorage<Config<512, false, false>>) <= 232448,
+static_assert(sizeof(SharedStorage<Config<512, true, false>>) <= 232448,
               "over the limit of a Hopper SM");
 
 // An item of groups: rows of several tokens that share a tile.
@@ -164,6 +164,8 @@ struct KernelParams {
   // Of the kernel for few heads: the rows that its items are, whose number counts->rows says and
   // `items` bounds, all in one launch; or null, then first_item, + 1, ...
   const int32_t* single_rows;
+
+  uint32_t* places;  // [1], zero, where the CTAs keep pace (core/cuda/pace.cuh); or null
 
   int64_t first_item;  // items of this launch: first_item, + 1, ...
   int items;

@@ -55,6 +55,7 @@
 #include "attention/sm90/backward/kernel.cuh"
 #include "attention/sm90/backward_few_heads/config.h"
 #include "attention/sm90/forward_common.cuh"
+#include "core/cuda/pace.cuh"
 #include "core/cuda/ptx.cuh"
 #include "core/cuda/wgmma.cuh"
 
@@ -176,9 +177,10 @@ __device__ __forceinline__ void produce(const KernelParams& p, SharedStorage<Con
   const int thread = threadIdx.x & 127, row = thread >> 3, piece = thread & 7;
   const uint32_t keys = shared_address(shared.keys) + chunk_offset(row, piece);
   const uint8_t* kv = reinterpret_cast<const uint8_t*>(p.kv) + piece * 16;
-  uint32_t n = 0, items = 0;
+  uint32_t n = 0, items = 0, passed = 0;
   Item item;
   for (int index = blockIdx.x; find_item(p, index, item); index += p.ctas, ++items) {
+    keep_pace(p.places, threadIdx.x < 32, index - blockIdx.x, passed);
     const int32_t* slots = slots_of(p, item);
     const int tiles = tiles_of<Config>(item);
     int next[4];  // keys of the coming tile, -1 for none
@@ -213,6 +215,7 @@ __device__ __forceinline__ void produce(const KernelParams& p, SharedStorage<Con
       }
     }
   }
+  keep_pace(p.places, threadIdx.x < 32, item_count(p), passed);
 }
 
 // ------------------------------------------------------------------------------ scores, grad_kv
@@ -294,7 +297,11 @@ __device__ __forceinline__ void make_ds(const float (&dp)[Config::kColumns / 2],
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const float p0 = low_bf16(p[i][e]), p1 = high_bf16(p[i][e]);
-      const float u0 = dp[4 * i + 2 * e] - mean.x, u1 = dp[4 * i + 2 * e + 1] - mean.y;
+      float u0 = dp[4 * i + 2 * e] - mean.x, u1 = dp[4 * i + 2 * e + 1] - mean.y;
+      if constexpr (Config::kGroups) {
+        if (backward_pass::is_no_pair(p0)) u0 = 0.0f;
+        if (backward_pass::is_no_pair(p1)) u1 = 0.0f;
+      }
       add_key(sum0, p0, u0);
       add_key(sum1, p1, u1);
       ds[i][e] = pack_bf16(p0 * u0 * scale, p1 * u1 * scale);

@@ -11,17 +11,18 @@ namespace flashdsa::attention::sm90::backward_many_heads {
 
 using KernelParams = backward_pass::KernelParams;
 
-// Sizes of the backward kernel for many heads. A block is 64 keys or heads x 64 channels in the
-// 128-byte swizzle of core/cuda/wgmma.cuh.
-template <int kHeadDimArg>
+// Sizes of the backward kernel for many heads. A block is 64 keys or vectors x 64 channels in the
+// 128-byte swizzle of core/cuda/wgmma.cuh. kGroups: items are those of backward/groups.h, up to
+// eight tokens of at most 32 heads.
+template <int kHeadDimArg, bool kGroupsArg>
 struct Config {
+  static constexpr bool kGroups = kGroupsArg;
   static constexpr int kHeadDim = kHeadDimArg;
   static constexpr int kValueDim = 512;
   static constexpr bool kHasRope = kHeadDim > kValueDim;
-  static constexpr int kColumns = 64;   // heads of a tile, the products' N
-  static constexpr int kTileKeys = 64;  // the products' M
-  static constexpr int kBlockBytes = 64 * 128;
-  static constexpr int kQueryBlockBytes = kBlockBytes;
+  static constexpr int kColumns = 64;           // vectors of a tile, the products' N
+  static constexpr int kTileKeys = 64;          // the products' M
+  static constexpr int kChunkBytes = 64 * 128;  // of a block
 
   static constexpr int kValueBlocks = 4;  // of the CTA: half of the value channels
   static constexpr int kRope = 4;         // place of the rope block, which both CTAs have
@@ -51,14 +52,14 @@ struct Config {
 
 template <typename Config>
 struct SharedStorage {
-  alignas(1024) uint8_t q[Config::kBlocks * Config::kBlockBytes];              // [block][head]
-  alignas(1024) uint8_t grad_out[Config::kValueBlocks * Config::kBlockBytes];  // [block][head]
-  alignas(1024) uint8_t keys[Config::kStages][Config::kBlocks * Config::kBlockBytes];
-  alignas(1024) uint8_t p[Config::kBlockBytes];                           // [head][key]
-  alignas(1024) uint8_t ds[Config::kBlockBytes];                          // [head][key]
+  alignas(1024) uint8_t q[Config::kBlocks * Config::kChunkBytes];              // [block][vector]
+  alignas(1024) uint8_t grad_out[Config::kValueBlocks * Config::kChunkBytes];  // [block][vector]
+  alignas(1024) uint8_t keys[Config::kStages][Config::kBlocks * Config::kChunkBytes];
+  alignas(1024) uint8_t p[Config::kChunkBytes];                           // [vector][key]
+  alignas(1024) uint8_t ds[Config::kChunkBytes];                          // [vector][key]
   alignas(16) uint8_t partner[Config::kScorers][Config::kExchangeBytes];  // its S, then its dP
   alignas(16) uint8_t partner_p_k[Config::kHasRope ? Config::kExchangeBytes : 16];
-  alignas(8) float lse_log2[2][Config::kColumns];  // whole denominator; +inf past the last head
+  alignas(8) float lse_log2[2][Config::kColumns];  // whole denominator; +inf past the last vector
   alignas(8) float d[2][Config::kColumns];         // sum of grad_out * out
   alignas(8) float sums[Config::kScorers * 4][3][Config::kColumns];  // of P, P u, P u^2, by warp
   uint64_t key_full[Config::kScorers];
@@ -76,6 +77,6 @@ struct SharedStorage {
   uint64_t p_k_empty;
 };
 
-static_assert(sizeof(SharedStorage<Config<576>>) <= 232448, "over the limit of a Hopper SM");
+static_assert(sizeof(SharedStorage<Config<576, false>>) <= 232448, "over the limit of a Hopper SM");
 
 }  // namespace flashdsa::attention::sm90::backward_many_heads

@@ -1,15 +1,17 @@
-// Sparse MLA attention, backward, on Hopper, for 33 to 64 heads an item: two CTAs of a cluster, the
-// partners, share a query row and its heads and have half of the channels each. Keys fill the 64
-// rows of the products, as in the kernel for few heads.
+// Sparse MLA attention, backward, on Hopper, for items of up to 64 vectors: the heads of a query
+// row, or several rows of up to 32 heads that select nearly the same keys. Two CTAs of a cluster,
+// the partners, share an item and have half of the channels each. Keys fill the 64 rows of the
+// products, as in the kernel for few heads.
 //
 //   S^T = scale k q^T,  P = exp(S - ln(e^lse + e^sink)),  dP^T = value grad_out^T
 //   D = sum_j P dP,  dS = P (dP - D) scale
 //   grad_kv[i_j] += dS^T q (+ P^T grad_out in the first 512 channels),  grad_q^T = sum_j k^T dS
 //
 // Inputs and outputs: KernelParams of backward/config.h. Slots that hold no key are zero rows with
-// P = 0 and are never added; heads past the item's are zero rows with P = dS = 0. D begins as that
-// of the BF16 out and is settled at the end of an item, grad_q is shifted and grad_kv flagged for
-// the repair, as the head of backward/kernel.cuh tells; the repair is that kernel's.
+// P = 0 and are never added; vectors past the item's are zeros with P = dS = 0. D begins as that of
+// the BF16 out and is settled at the end of an item, grad_q is shifted and grad_kv flagged for the
+// repair, as the head of backward/kernel.cuh tells, and so are Config::kGroups; the repair is that
+// kernel's.
 //
 // Two numbers of a tile of 64 keys, of a CTA: 73728 bytes are added to grad_kv, which takes an SM
 // 4608 cycles at 16 bytes a cycle; the products take 2816. So the adds must never pause. One CTA
@@ -20,8 +22,8 @@
 // block of the rope channels: r's part of S is 32 of them, grad_q is made by 0, sum P k by 1, and a
 // scorer's turns at their grad_kv alternate between the partners.
 //
-// Grid: pairs of CTAs, one CTA per SM; pair n has items n, + ctas, ...    Tile: 64 keys x 64 heads.
-// Warpgroups                                                                          registers
+// Grid: pairs of CTAs, one CTA per SM; pair n has items n, + ctas, ...    Tile: 64 keys x 64
+// vectors. Warpgroups registers
 //   0     producer: cp.async gather of the key tiles, q, grad_out                          40
 //   1, 2  scorers, every second tile each: S, dP, P, dS; grad_kv, which leaves by adds    128
 //   3     grad_q of all tiles, sum P k of the rope channels; D, the end of an item        216
@@ -71,68 +73,44 @@
 #include "attention/sm90/backward_few_heads/kernel.cuh"
 #include "attention/sm90/backward_many_heads/config.h"
 #include "attention/sm90/forward_common.cuh"
+#include "core/cuda/pace.cuh"
 #include "core/cuda/ptx.cuh"
 #include "core/cuda/wgmma.cuh"
 
 namespace flashdsa::attention::sm90::backward_many_heads {
 
 using namespace core::cuda;
-using backward_few_heads::load_heads, backward_few_heads::make_ds, backward_few_heads::softmax;
-using backward_few_heads::Pairs, backward_few_heads::place_of, backward_few_heads::stage_of;
-using backward_few_heads::store_weights;
-using backward_pass::add_chunk, backward_pass::chunk_offset, backward_pass::high_bf16;
-using backward_pass::kAllLanes, backward_pass::key_or_none, backward_pass::kLog2E;
-using backward_pass::low_bf16, backward_pass::opaque, backward_pass::partial_d;
-using backward_pass::rows_operand, backward_pass::whole_lse;
+using backward_few_heads::Pairs, backward_few_heads::make_ds, backward_few_heads::place_of;
+using backward_few_heads::stage_of, backward_few_heads::store_weights;
+using backward_pass::grad_out_of, backward_pass::head_of, backward_pass::high_bf16;
+using backward_pass::Item, backward_pass::add_chunk, backward_pass::chunk_offset;
+using backward_pass::item_at, backward_pass::item_count, backward_pass::kAllLanes;
+using backward_pass::key_or_none, backward_pass::kLog2E, backward_pass::kNoPair;
+using backward_pass::load_vectors, backward_pass::low_bf16, backward_pass::lse_of;
+using backward_pass::opaque, backward_pass::out_of, backward_pass::partial_d;
+using backward_pass::read_entries, backward_pass::rows_operand, backward_pass::tiles_of;
+using backward_pass::token_of, backward_pass::whole_lse, backward_pass::words_of_tile;
 
 // ------------------------------------------------------------------------------ items
-
-struct Item {
-  int64_t token;
-  int first_head;
-  int heads;   // of 64
-  int extent;  // slots to look at, 0: a row without keys
-};
-
-__device__ __forceinline__ Item item_at(const KernelParams& p, int index) {
-  const int64_t item = p.first_item + index;
-  Item result;
-  result.token = item >> p.two_head_blocks;
-  result.first_head = static_cast<int>(item & p.two_head_blocks) * 64;
-  result.heads = min(p.heads - result.first_head, 64);
-  result.extent = __ldg(p.extents + result.token);
-  return result;
-}
 
 __device__ __forceinline__ int first_index() { return static_cast<int>(blockIdx.x >> 1); }
 
 // The next item of this pair that has keys, from `index` on; false after the last. `skip` is called
 // with every row without keys before it.
-template <typename Skip>
+template <typename Config, typename Skip>
 __device__ __forceinline__ bool find_item(const KernelParams& p, int& index, Item& item,
                                           const Skip& skip) {
-  for (; index < p.items; index += p.ctas) {
-    item = item_at(p, index);
+  for (const int count = item_count<Config>(p); index < count; index += p.ctas) {
+    item = item_at<Config>(p, index);
     if (item.extent > 0) return true;
     skip(item);
   }
   return false;
 }
 
+template <typename Config>
 __device__ __forceinline__ bool find_item(const KernelParams& p, int& index, Item& item) {
-  return find_item(p, index, item, [](const Item&) {});
-}
-
-__device__ __forceinline__ int tiles_of(const Item& item) { return (item.extent + 63) / 64; }
-
-__device__ __forceinline__ const int32_t* slots_of(const KernelParams& p, int index) {
-  return p.topk_indices + ((p.first_item + index) >> p.two_head_blocks) * p.topk_indices_row_stride;
-}
-
-// The key in a slot, or -1.
-__device__ __forceinline__ int key_in(const KernelParams& p, const int32_t* slots, int extent,
-                                      int slot) {
-  return slot < extent ? key_or_none(p, __ldg(slots + slot)) : -1;
+  return find_item<Config>(p, index, item, [](const Item&) {});
 }
 
 // First channel of block `block` of CTA `rank`.
@@ -147,22 +125,22 @@ __device__ __forceinline__ int channel_of(uint32_t rank, int block) {
 template <typename Config>
 __device__ __forceinline__ void load_query(const KernelParams& p, SharedStorage<Config>& shared,
                                            const Item& item, uint32_t rank, int thread) {
-  const int row = thread >> 3, piece = thread & 7;
+  const int row = thread >> 3, piece = thread & 7, channel = channel_of<Config>(rank, 0);
   const uint32_t offset = chunk_offset(row, piece);  // rows row + 16 i have the same swizzle
-  const int channel = channel_of<Config>(rank, 0) + piece * 8;
   const __nv_bfloat16* q =
       p.q + item.token * p.q_row_stride + item.first_head * p.q_head_stride + piece * 8;
-  load_heads<Config, Config::kValueBlocks>(shared_address(shared.q) + offset,
-                                           q + channel_of<Config>(rank, 0), p.q_head_stride,
-                                           item.heads, row);
+  const __nv_bfloat16* grad_out = p.grad_out + item.token * p.grad_out_row_stride +
+                                  item.first_head * p.grad_out_head_stride + piece * 8;
+  load_vectors<Config, Config::kValueBlocks>(p, shared_address(shared.q) + offset, q + channel,
+                                             p.q_row_stride, p.q_head_stride, item.rows, row);
   if constexpr (Config::kHasRope) {
-    load_heads<Config, 1>(shared_address(shared.q) + Config::kRope * Config::kBlockBytes + offset,
-                          q + Config::kValueDim, p.q_head_stride, item.heads, row);
+    load_vectors<Config, 1>(p,
+                            shared_address(shared.q) + Config::kRope * Config::kChunkBytes + offset,
+                            q + Config::kValueDim, p.q_row_stride, p.q_head_stride, item.rows, row);
   }
-  load_heads<Config, Config::kValueBlocks>(shared_address(shared.grad_out) + offset,
-                                           p.grad_out + item.token * p.grad_out_row_stride +
-                                               item.first_head * p.grad_out_head_stride + channel,
-                                           p.grad_out_head_stride, item.heads, row);
+  load_vectors<Config, Config::kValueBlocks>(p, shared_address(shared.grad_out) + offset,
+                                             grad_out + channel, p.grad_out_row_stride,
+                                             p.grad_out_head_stride, item.rows, row);
   barrier_arrive_cp_async(&shared.query_full);
 }
 
@@ -174,32 +152,29 @@ __device__ __forceinline__ void produce(const KernelParams& p, SharedStorage<Con
   const uint8_t* kv =
       reinterpret_cast<const uint8_t*>(p.kv) + channel_of<Config>(rank, 0) * 2 + piece * 16;
   const int to_rope = (Config::kValueDim - channel_of<Config>(rank, 0)) * 2;  // bytes
-  uint32_t n = 0, items = 0;
+  uint32_t n = 0, items = 0, passed = 0;
   Item item;
-  for (int index = first_index(); find_item(p, index, item); index += p.ctas, ++items) {
-    const int32_t* slots = slots_of(p, index);
+  for (int index = first_index(); find_item<Config>(p, index, item); index += p.ctas, ++items) {
+    keep_pace(p.places, threadIdx.x < 32, index - first_index(), passed);
     const int tiles = tiles_of(item);
-    int next[4];  // keys of the coming tile, -1 for none
-#pragma unroll
-    for (int i = 0; i < 4; ++i) next[i] = key_in(p, slots, item.extent, row + 16 * i);
+    int next[4];  // entries of the coming tile
+    read_entries<Config, 16>(p, item, index, row, next);
     for (int tile = 0; tile < tiles; ++tile, ++n) {
       int current[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        current[i] = next[i];
-        next[i] = key_in(p, slots, item.extent, (tile + 1) * 64 + row + 16 * i);
-      }
+      for (int i = 0; i < 4; ++i) current[i] = key_or_none(p, next[i]);
+      read_entries<Config, 16>(p, item, index, (tile + 1) * 64 + row, next);
       const int stage = stage_of<Config>(n);
-      const uint32_t to = opaque(keys + stage * Config::kBlocks * Config::kBlockBytes);
+      const uint32_t to = opaque(keys + stage * Config::kBlocks * Config::kChunkBytes);
       barrier_wait(&shared.key_empty[stage], (n / Config::kStages & 1) ^ 1);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const uint8_t* from =
-            kv + uint64_t{static_cast<uint32_t>(max(current[i], 0))} * p.kv_row_bytes;
-        const int bytes = current[i] >= 0 ? 16 : 0;
+        const int key = opaque(current[i]);
+        const uint8_t* from = kv + uint64_t{static_cast<uint32_t>(max(key, 0))} * p.kv_row_bytes;
+        const int bytes = key >= 0 ? 16 : 0;
 #pragma unroll
         for (int block = 0; block < Config::kBlocks; ++block) {
-          cp_async_16(to + block * Config::kBlockBytes + i * 2048,
+          cp_async_16(to + block * Config::kChunkBytes + i * 2048,
                       from + (block == Config::kRope ? to_rope : block * 128), bytes);
         }
       }
@@ -207,10 +182,11 @@ __device__ __forceinline__ void produce(const KernelParams& p, SharedStorage<Con
       // Behind all the key tiles that find room while the item before still reads its q.
       if (tile == min(Config::kStages, tiles) - 1) {
         barrier_wait(&shared.query_empty, (items & 1) ^ 1);
-        load_query(p, shared, item_at(p, opaque(index)), rank, opaque(thread));
+        load_query(p, shared, item_at<Config>(p, opaque(index)), rank, opaque(thread));
       }
     }
   }
+  keep_pace(p.places, threadIdx.x < 32, item_count<Config>(p), passed);
 }
 
 // ------------------------------------------------------------------------------ scores, grad_kv
@@ -223,13 +199,13 @@ __device__ __forceinline__ void issue_s(SharedStorage<Config>& shared, int stage
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < Config::kValueBlocks * 4; ++i) {
-    const uint32_t at = (i >> 2) * Config::kBlockBytes + (i & 3) * 32;
+    const uint32_t at = (i >> 2) * Config::kChunkBytes + (i & 3) * 32;
     Wgmma<64>::shared(s, rows_operand(keys + at), rows_operand(q + at), i != 0);
   }
   if constexpr (Config::kHasRope) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const uint32_t at = Config::kRope * Config::kBlockBytes + rank * 64 + i * 32;
+      const uint32_t at = Config::kRope * Config::kChunkBytes + rank * 64 + i * 32;
       Wgmma<64>::shared(s, rows_operand(keys + at), rows_operand(q + at), 1);
     }
   }
@@ -245,7 +221,7 @@ __device__ __forceinline__ void issue_dp(SharedStorage<Config>& shared, int stag
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < Config::kValueBlocks * 4; ++i) {
-    const uint32_t at = (i >> 2) * Config::kBlockBytes + (i & 3) * 32;
+    const uint32_t at = (i >> 2) * Config::kChunkBytes + (i & 3) * 32;
     Wgmma<64>::shared(dp, rows_operand(keys + at), rows_operand(grad_out + at), i != 0);
   }
   wgmma_commit();
@@ -306,14 +282,14 @@ template <typename Config>
 __device__ __forceinline__ void grad_kv_products(SharedStorage<Config>& shared, float (&d)[32],
                                                  const Pairs<Config>& p, const Pairs<Config>& ds,
                                                  int block) {
-  const uint32_t offset = block * Config::kBlockBytes;
+  const uint32_t offset = block * Config::kChunkBytes;
   const uint32_t q = shared_address(shared.q) + offset;
   const uint32_t grad_out = shared_address(shared.grad_out) + offset;
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
     const uint32_t a[4] = {ds[2 * k][0], ds[2 * k][1], ds[2 * k + 1][0], ds[2 * k + 1][1]};
-    Wgmma<64>::registers<1>(d, a, wgmma_descriptor(q + k * 2048, Config::kBlockBytes, 1024),
+    Wgmma<64>::registers<1>(d, a, wgmma_descriptor(q + k * 2048, Config::kChunkBytes, 1024),
                             k != 0);
   }
   if (block < Config::kValueBlocks) {
@@ -321,7 +297,7 @@ __device__ __forceinline__ void grad_kv_products(SharedStorage<Config>& shared, 
     for (int k = 0; k < 4; ++k) {
       const uint32_t a[4] = {p[2 * k][0], p[2 * k][1], p[2 * k + 1][0], p[2 * k + 1][1]};
       Wgmma<64>::registers<1>(d, a,
-                              wgmma_descriptor(grad_out + k * 2048, Config::kBlockBytes, 1024), 1);
+                              wgmma_descriptor(grad_out + k * 2048, Config::kChunkBytes, 1024), 1);
     }
   }
   wgmma_commit();
@@ -329,11 +305,61 @@ __device__ __forceinline__ void grad_kv_products(SharedStorage<Config>& shared, 
   wgmma_pin(d);
 }
 
+// Which tokens selected this thread's two keys: bit t of `first` and `second` for token t, made of
+// words_of_tile. Of rows alone bit 0 says whether there is a key.
+struct Selected {
+  uint32_t first, second;
+};
+
+template <typename Config>
+__device__ __forceinline__ Selected selected_keys(uint32_t words, int key, int warp, int lane) {
+  Selected result = {};
+  if constexpr (Config::kGroups) {
+#pragma unroll
+    for (int token = 0; token < 8; ++token) {
+      const uint32_t word =
+          __shfl_sync(kAllLanes, words, (warp >> 1) * 8 + token) >> ((warp & 1) * 16 + (lane >> 2));
+      result.first |= (word & 1) << token;
+      result.second |= (word >> 8 & 1) << token;
+    }
+  } else {
+    result.first = __shfl_sync(kAllLanes, key, lane >> 2) >= 0;
+    result.second = __shfl_sync(kAllLanes, key, 8 + (lane >> 2)) >= 0;
+  }
+  return result;
+}
+
+// S -> P, as it is multiplied. Vectors that do not exist, whose lse is +inf, have P = 0 whatever
+// keys hold; of pairs that a token of a group did not select P is kNoPair.
+template <typename Config>
+__device__ __forceinline__ void softmax(const KernelParams& p, const float (&s)[32],
+                                        const float* lse, const Selected& selected,
+                                        Pairs<Config>& weights, int lane) {
+  const float scale_log2 = p.softmax_scale * kLog2E;
+#pragma unroll
+  for (int i = 0; i < Config::kColumns / 8; ++i) {
+    const int column = 8 * i + 2 * (lane & 3);
+    const float2 l = *reinterpret_cast<const float2*>(lse + column);
+    const uint32_t mask = (l.x == INFINITY ? 0 : 0x0000FFFFu) | (l.y == INFINITY ? 0 : 0xFFFF0000u);
+    const int token0 = token_of<Config>(p, column), token1 = token_of<Config>(p, column + 1);
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const uint32_t tokens = e == 0 ? selected.first : selected.second;
+      const float x = exp2_fast(fmaf(s[4 * i + 2 * e], scale_log2, -l.x));
+      const float y = exp2_fast(fmaf(s[4 * i + 2 * e + 1], scale_log2, -l.y));
+      constexpr float kNone = Config::kGroups ? kNoPair : 0.0f;
+      weights[i][e] = pack_bf16((tokens >> token0 & 1) != 0 ? x : kNone,
+                                (tokens >> token1 & 1) != 0 ? y : kNone) &
+                      mask;
+    }
+  }
+}
+
 // P and dS of a tile, `number` of the CTA, `tile` of the item: as operands of grad_kv, and in
 // shared memory for grad_q. `key` is what lies in slot lane % 16 of the warp's.
 template <typename Config>
 __device__ __forceinline__ void make_weights(const KernelParams& p, SharedStorage<Config>& shared,
-                                             uint32_t rank, uint32_t number, int tile,
+                                             uint32_t rank, uint32_t number, int index, int tile,
                                              uint32_t items, int key, Pairs<Config>& weights,
                                              Pairs<Config>& ds) {
   const int thread = opaque(static_cast<int>(threadIdx.x)), lane = thread & 31;
@@ -343,13 +369,12 @@ __device__ __forceinline__ void make_weights(const KernelParams& p, SharedStorag
   fence_async_shared();
   issue_s(shared, stage_of<Config>(number), rank, s);
   issue_dp(shared, stage_of<Config>(number), dp);
-  const bool first = __shfl_sync(kAllLanes, key, lane >> 2) >= 0;
-  const bool second = __shfl_sync(kAllLanes, key, 8 + (lane >> 2)) >= 0;
+  const uint32_t words = Config::kGroups ? words_of_tile<Config>(p, index, tile, lane) : 0;
+  const Selected selected = selected_keys<Config>(words, key, warp, lane);
   wgmma_wait<1>();
   wgmma_pin(s);
   sum_over_partners(shared, scorer, rank ^ 1, 0, s);
-  softmax<Config>(s, shared.lse_log2[place_of(items)], p.softmax_scale * kLog2E, first, second,
-                  weights, lane);
+  softmax<Config>(p, s, shared.lse_log2[place_of(items)], selected, weights, lane);
   wgmma_wait<0>();
   wgmma_pin(dp);
   sum_over_partners(shared, scorer, rank ^ 1, 1, dp);
@@ -377,8 +402,7 @@ __device__ __forceinline__ void score(const KernelParams& p, SharedStorage<Confi
   uint32_t number = opaque(static_cast<int>(threadIdx.x)) / 128 - 1;  // of this scorer's next tile
   uint32_t first = 0, items = 0;  // tiles, items before this one
   Item item;
-  for (int index = first_index(); find_item(p, index, item); index += p.ctas, ++items) {
-    const int extent = item.extent;
+  for (int index = first_index(); find_item<Config>(p, index, item); index += p.ctas, ++items) {
     const uint32_t end = first + tiles_of(item);
     barrier_wait(&shared.heads_full[place_of(items)], items >> 1 & 1);
     barrier_wait(&shared.query_full, items & 1);
@@ -391,10 +415,12 @@ __device__ __forceinline__ void score(const KernelParams& p, SharedStorage<Confi
       const int thread = opaque(static_cast<int>(threadIdx.x & 127)), lane = thread & 31;
       const int tile = static_cast<int>(number - first);
       const int slot = tile * Config::kTileKeys + (thread >> 5) * 16 + (lane & 15);
-      const int key = key_in(p, slots_of(p, opaque(index)), extent, slot);
+      int entry[1];
+      read_entries<Config, 64>(p, item, opaque(index), slot, entry);
+      const int key = key_or_none(p, entry[0]);
       const bool last = number + Config::kScorers >= end;
       Pairs<Config> weights, ds;
-      make_weights(p, shared, rank, number, tile, items, key, weights, ds);
+      make_weights(p, shared, rank, number, index, tile, items, key, weights, ds);
       if (last) barrier_arrive(&shared.sums_full);
       int rows[4];
 #pragma unroll
@@ -418,7 +444,7 @@ __device__ __forceinline__ void score(const KernelParams& p, SharedStorage<Confi
 // ------------------------------------------------------------------------------ grad_q
 
 // grad_q^T, in CTA 1 sum P k in the place of the rope block's: channels 16 warp + lane / 4 + {0, 8}
-// of a block, of heads 8i + 2 (lane % 4) + {0, 1}, lie in [block][4i + {0, 1}], [4i + {2, 3}].
+// of a block, of vectors 8i + 2 (lane % 4) + {0, 1}, lie in [block][4i + {0, 1}], [4i + {2, 3}].
 template <typename Config>
 using GradQ = float[Config::kBlocks][32];
 
@@ -426,30 +452,25 @@ using GradQ = float[Config::kBlocks][32];
 template <typename Config>
 __device__ __forceinline__ void prepare_heads(const KernelParams& p, SharedStorage<Config>& shared,
                                               const Item& item, int place) {
-  constexpr int kWarpHeads = Config::kColumns / 4;
+  constexpr int kWarpRows = Config::kColumns / 4;
   const int thread = threadIdx.x & 127, lane = thread & 31;
-  const int first = (thread >> 5) * kWarpHeads;
-  const __nv_bfloat16* out =
-      p.out + item.token * p.out_row_stride + item.first_head * p.out_head_stride;
-  const __nv_bfloat16* grad_out =
-      p.grad_out + item.token * p.grad_out_row_stride + item.first_head * p.grad_out_head_stride;
+  const int first = (thread >> 5) * kWarpRows, row = first + lane;
   float d = 0.0f, lse = INFINITY;
 #pragma unroll 2
-  for (int i = 0; i < kWarpHeads; ++i) {
-    const int64_t head = first + i;
-    if (head >= item.heads) break;
-    float sum = partial_d<Config>(out + head * p.out_head_stride,
-                                  grad_out + head * p.grad_out_head_stride, lane);
+  for (int i = 0; i < kWarpRows; ++i) {
+    if (first + i >= item.rows) break;
+    float sum = partial_d<Config>(out_of<Config>(p, item, first + i),
+                                  grad_out_of<Config>(p, item, first + i), lane);
 #pragma unroll
     for (int o = 16; o > 0; o >>= 1) sum += __shfl_xor_sync(kAllLanes, sum, o);
     if (lane == i) d = sum;
   }
-  if (lane < kWarpHeads) {
-    const int row = first + lane;
-    if (row < item.heads) {
-      const int head = item.first_head + row;
-      lse = __ldg(p.lse + item.token * p.lse_row_stride + head);
-      if (p.attn_sink != nullptr) lse = whole_lse(lse, __ldg(p.attn_sink + head));
+  if (lane < kWarpRows) {
+    if (row < item.rows) {
+      lse = __ldg(lse_of<Config>(p, item, row));
+      if (p.attn_sink != nullptr) {
+        lse = whole_lse(lse, __ldg(p.attn_sink + head_of<Config>(p, item, row)));
+      }
     }
     shared.lse_log2[place][row] = lse * kLog2E;
     shared.d[place][row] = d;
@@ -462,7 +483,7 @@ template <typename Config>
 __device__ __forceinline__ void grad_q_products(SharedStorage<Config>& shared, int stage,
                                                 uint32_t rank, GradQ<Config>& grad_q) {
   const uint64_t keys =
-      wgmma_descriptor(shared_address(shared.keys[stage]), Config::kBlockBytes, 1024);
+      wgmma_descriptor(shared_address(shared.keys[stage]), Config::kChunkBytes, 1024);
   const uint64_t ds = rows_operand(shared_address(shared.ds));
   const uint64_t of_rope = rank == 0 ? ds : rows_operand(shared_address(shared.p));
   wgmma_fence();
@@ -471,7 +492,7 @@ __device__ __forceinline__ void grad_q_products(SharedStorage<Config>& shared, i
 #pragma unroll
     for (int block = 0; block < Config::kBlocks; ++block) {
       Wgmma<64>::shared<1, 0>(grad_q[block],
-                              keys + ((block * Config::kBlockBytes + step * 2048) >> 4),
+                              keys + ((block * Config::kChunkBytes + step * 2048) >> 4),
                               (block == Config::kRope ? of_rope : ds) + (step * 32 >> 4), 1);
     }
   }
@@ -481,8 +502,8 @@ __device__ __forceinline__ void grad_q_products(SharedStorage<Config>& shared, i
   for (int block = 0; block < Config::kBlocks; ++block) wgmma_pin(grad_q[block]);
 }
 
-// Settles D, as settle_d of backward/kernel.cuh; every warp does the same, lane l for heads l and
-// l + 32, and the first of CTA 0 stores. `shift` is that of dS / P that grad_q lacks.
+// Settles D, as settle_d of backward/kernel.cuh; every warp does the same, lane l for vectors l
+// and l + 32, and the first of CTA 0 stores. `shift` is that of dS / P that grad_q lacks.
 template <typename Config>
 __device__ __forceinline__ void settle(const KernelParams& p, SharedStorage<Config>& shared,
                                        const Item& item, int index, uint32_t rank, int place,
@@ -507,12 +528,12 @@ __device__ __forceinline__ void settle(const KernelParams& p, SharedStorage<Conf
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = 32 * half + lane;
-    const bool live = row < item.heads;
-    const int head = item.first_head + min(row, item.heads - 1);
+    const bool live = row < item.rows;
+    const int vector = min(row, item.rows - 1);
     float p_sink = 0.0f, mass = 1.0f;  // of the softmax
     if (p.attn_sink != nullptr) {
-      const float sink = __ldg(p.attn_sink + head);
-      const float lse = __ldg(p.lse + item.token * p.lse_row_stride + head);
+      const float sink = __ldg(p.attn_sink + head_of<Config>(p, item, vector));
+      const float lse = __ldg(lse_of<Config>(p, item, vector));
       p_sink = 1.0f / (1.0f + expf(lse - sink));
       mass = 1.0f / (1.0f + expf(sink - lse));
     }
@@ -524,18 +545,18 @@ __device__ __forceinline__ void settle(const KernelParams& p, SharedStorage<Conf
     flags |= ((spoilt & 0xFFFF) != 0 ? 1u : 0u) << (16 * half);
     flags |= (spoilt >> 16 != 0 ? 0x100u : 0u) << (16 * half);
     if (stores && live) {
-      const int64_t at = item.token * p.heads + head;
+      const int64_t at = item.token * p.heads + item.first_head + row;
       p.d_errors[at] = error;
       if (p.sink_terms != nullptr) p.sink_terms[at] = has_mass ? p_sink * (d[half] + error) : 0.0f;
     }
     shift[half] = live ? -p.softmax_scale * error : 0.0f;
   }
-  if (stores && lane == 0) {  // a byte for 16 heads
+  if (stores && lane == 0) {  // a byte for 16 vectors
     reinterpret_cast<uint32_t*>(p.needs_repair)[p.first_item + index] = flags;
   }
 }
 
-// The shifts of heads 8i + 2 (lane % 4) + {0, 1}; lane l has those of l and l + 32.
+// The shifts of vectors 8i + 2 (lane % 4) + {0, 1}; lane l has those of l and l + 32.
 __device__ __forceinline__ float2 shifts_of(const float (&shift)[2], int i, int lane) {
   const int from = (8 * i + 2 * (lane & 3)) & 31;
   return make_float2(__shfl_sync(kAllLanes, shift[i / 4], from),
@@ -565,27 +586,30 @@ __device__ __forceinline__ void shift_rope(SharedStorage<Config>& shared, uint32
 }
 
 // grad_q += shift * sum P k of the value channels, which is out, and all of it into global memory.
+// In a group a row without keys, whose out may hold anything, has no shift.
 template <typename Config>
 __device__ __forceinline__ void store_grad_q(const KernelParams& p, const Item& item, uint32_t rank,
                                              const GradQ<Config>& grad_q, const float (&shift)[2]) {
-  const int thread = threadIdx.x & 127, lane = thread & 31, warp = thread >> 5;
   const int first_channel = channel_of<Config>(rank, 0);
 #pragma unroll
   for (int i = 0; i < Config::kColumns / 8; ++i) {
+    const int thread = opaque(static_cast<int>(threadIdx.x & 127));  // nothing of the next i before
+    const int lane = thread & 31, warp = thread >> 5;
     const float2 by = shifts_of(shift, i, lane);
-    const int row = 8 * i + (lane >> 2);
-    const bool live = row < item.heads;
-    const int64_t head = item.first_head + min(row, item.heads - 1);
-    const __nv_bfloat16* out = p.out + item.token * p.out_row_stride + head * p.out_head_stride +
-                               first_channel + 16 * warp + 2 * (lane & 3);
-    __nv_bfloat16* to = p.grad_q + (item.token * p.heads + head) * Config::kHeadDim + 16 * warp +
-                        8 * (lane & 1) + 64 * ((lane >> 1) & 1);
-    // Channels 8e .. 8e + 7 of the warp's 16 of a block, a head to four lanes.
+    const int row = 8 * i + (lane >> 2), vector = min(row, item.rows - 1);
+    const bool live = row < item.rows;
+    const bool reads = !Config::kGroups || __shfl_sync(kAllLanes, shift[i / 4], row & 31) != 0.0f;
+    const __nv_bfloat16* out =
+        out_of<Config>(p, item, vector) + first_channel + 16 * warp + 2 * (lane & 3);
+    __nv_bfloat16* to = p.grad_q +
+                        (item.token * p.heads + item.first_head + vector) * Config::kHeadDim +
+                        16 * warp + 8 * (lane & 1) + 64 * ((lane >> 1) & 1);
+    // Channels 8e .. 8e + 7 of the warp's 16 of a block, a vector to four lanes.
     const auto word = [&](int block, int e) {
       const float* pair = &grad_q[block][4 * i + 2 * e];
       if (block == Config::kRope) return transpose_8x8(pack_bf16(pair[0], pair[1]));
-      const uint32_t p_k =
-          transpose_8x8(__ldg(reinterpret_cast<const uint32_t*>(out + 64 * block + 8 * e)));
+      const auto* pair_of_out = reinterpret_cast<const uint32_t*>(out + 64 * block + 8 * e);
+      const uint32_t p_k = transpose_8x8(reads ? __ldg(pair_of_out) : 0);
       return transpose_8x8(
           pack_bf16(fmaf(by.x, low_bf16(p_k), pair[0]), fmaf(by.y, high_bf16(p_k), pair[1])));
     };
@@ -598,10 +622,10 @@ __device__ __forceinline__ void store_grad_q(const KernelParams& p, const Item& 
             make_uint4(words[0], words[1], words[2], words[3]);
       }
     }
-    if (Config::kHasRope && rank == 0) {
+    if constexpr (Config::kHasRope) {
       uint32_t words[4] = {word(Config::kRope, 0), word(Config::kRope, 1), 0, 0};
       transpose_quad(words, lane);
-      if (live && (lane & 2) == 0) {
+      if (rank == 0 && live && (lane & 2) == 0) {
         *reinterpret_cast<uint4*>(to + Config::kValueDim) =
             make_uint4(words[0], words[1], words[2], words[3]);
       }
@@ -617,10 +641,10 @@ __device__ __forceinline__ void write_empty_item(const KernelParams& p, const It
   const int thread = threadIdx.x & 127;
   const int64_t first = item.token * p.heads + item.first_head;
   auto* to = reinterpret_cast<uint4*>(p.grad_q + first * Config::kHeadDim);
-  for (int i = thread; i < item.heads * Config::kHeadDim / 8; i += 128) {
+  for (int i = thread; i < item.rows * Config::kHeadDim / 8; i += 128) {
     to[i] = make_uint4(0, 0, 0, 0);
   }
-  if (p.sink_terms != nullptr && thread < item.heads) p.sink_terms[first + thread] = 0.0f;
+  if (p.sink_terms != nullptr && thread < item.rows) p.sink_terms[first + thread] = 0.0f;
 }
 
 // Warpgroup 3. An item is read again where it is needed, since grad_q leaves no room for it.
@@ -632,7 +656,7 @@ __device__ __forceinline__ void run_grad_q(const KernelParams& p, SharedStorage<
   int next = first_index();
   const auto prepare_next = [&](uint32_t number) {
     Item item;
-    const bool found = find_item(
+    const bool found = find_item<Config>(
         p, next, item, [&](const Item& empty) { write_empty_item<Config>(p, empty, rank); });
     if (found) prepare_heads(p, shared, item, place_of(number));
     return found;
@@ -645,7 +669,7 @@ __device__ __forceinline__ void run_grad_q(const KernelParams& p, SharedStorage<
     more = prepare_next(items + 1);
 
     GradQ<Config> grad_q = {};
-    const int tiles = tiles_of(item_at(p, index));
+    const int tiles = tiles_of(item_at<Config>(p, index));
     for (int tile = 0; tile < tiles; ++tile, ++n) {
       barrier_wait(&shared.weights_full, n & 1);
       fence_async_shared();
@@ -658,11 +682,11 @@ __device__ __forceinline__ void run_grad_q(const KernelParams& p, SharedStorage<
     }
     barrier_wait(&shared.sums_full, items & 1);
     float shift[2];
-    settle(p, shared, item_at(p, opaque(index)), index, rank, place_of(items), shift);
+    settle(p, shared, item_at<Config>(p, opaque(index)), index, rank, place_of(items), shift);
     if constexpr (Config::kHasRope) {
       shift_rope(shared, rank, items, shift, grad_q[Config::kRope]);
     }
-    store_grad_q<Config>(p, item_at(p, opaque(index)), rank, grad_q, shift);
+    store_grad_q<Config>(p, item_at<Config>(p, opaque(index)), rank, grad_q, shift);
   }
 }
 

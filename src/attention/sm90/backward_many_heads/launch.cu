@@ -8,9 +8,9 @@
 namespace flashdsa::attention::sm90::backward_many_heads {
 namespace {
 
-template <int kHeadDim>
+template <int kHeadDim, bool kGroups>
 void launch(KernelParams params, int device, cudaStream_t stream) {
-  using Sizes = Config<kHeadDim>;
+  using Sizes = Config<kHeadDim, kGroups>;
   constexpr auto kName = "sparse_mla_backward_many_heads_kernel";
   constexpr std::size_t kSharedBytes = sizeof(SharedStorage<Sizes>);
   const auto kernel = sparse_mla_backward_many_heads_kernel<Sizes>;
@@ -25,7 +25,12 @@ void launch(KernelParams params, int device, cudaStream_t stream) {
 
 void launch_backward_many_heads(const KernelParams& params, int head_dim, int device,
                                 cudaStream_t stream) {
-  (head_dim == 576 ? launch<576> : launch<512>)(params, device, stream);
+  (head_dim == 576 ? launch<576, false> : launch<512, false>)(params, device, stream);
+}
+
+void launch_backward_groups(const KernelParams& params, int head_dim, int device,
+                            cudaStream_t stream) {
+  (head_dim == 576 ? launch<576, true> : launch<512, true>)(params, device, stream);
 }
 
 }  // namespace flashdsa::attention::sm90::backward_many_heads

@@ -11,4 +11,8 @@ namespace flashdsa::attention::sm90::backward_many_heads {
 void launch_backward_many_heads(const KernelParams& params, int head_dim, int device,
                                 cudaStream_t stream);
 
+/// The same of groups. params.items is T_q, the most that there can be.
+void launch_backward_groups(const KernelParams& params, int head_dim, int device,
+                            cudaStream_t stream);
+
 }  // namespace flashdsa::attention::sm90::backward_many_heads

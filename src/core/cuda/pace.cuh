@@ -1,0 +1,32 @@
+// Keeps the CTAs of a persistent grid side by side, so that they share what second-level cache
+// holds: rows list their keys in ascending order, and CTAs that begin their items together are at
+// the same stretch of keys at any time.
+//
+// It is a pace and no barrier: a CTA whose companions are not there in time goes on. So nothing
+// hangs where the grid is not resident as a whole.
+#pragma once
+
+#include <cstdint>
+
+namespace flashdsa::core::cuda {
+
+// Called by whole warps of a CTA before an item that has `place` in the CTA's sequence (any count
+// that grows alike in all CTAs), and with a place behind all at its end. `places`: null for no
+// pace, else zero before the kernel; one warp `tells` the others. `passed`: the last place, 0 at
+// first.
+__device__ __forceinline__ void keep_pace(uint32_t* places, bool tells, uint32_t place,
+                                          uint32_t& passed) {
+  if (places == nullptr) return;
+  if ((threadIdx.x & 31) == 0) {
+    if (tells) atomicAdd(places, place - passed);
+    constexpr int kMostPolls = 256;  // about 50 us, a quarter of an item of 2048 keys
+    uint32_t sum = 0;
+    for (int i = 0; i < kMostPolls && sum < place * gridDim.x; ++i) {
+      asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(sum) : "l"(places) : "memory");
+    }
+  }
+  passed = place;
+  __syncwarp();
+}
+
+}  // namespace flashdsa::core::cuda
