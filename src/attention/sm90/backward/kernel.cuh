@@ -7,8 +7,9 @@
 //   grad_q = sum_j dS kv[i_j],  grad_kv[i_j] += dS q (+ P grad_out in the first 512 channels)
 //
 // Inputs and outputs: KernelParams in config.h. Slots that hold no key are zero rows with P = 0 and
-// are never added; heads past H are zero rows with P = dS = 0. The ordered kernel stores every slot's
-// row of grad_kv for core/cuda/ordered_sum.h; a repair without an order adds them with atomics.
+// are never added; heads past H are zero rows with P = dS = 0. The ordered kernel stores every
+// slot's row of grad_kv for core/cuda/ordered_sum.h; a repair without an order adds them with
+// atomics.
 //
 // Groups. With Config::kGroups an item is one of groups.h, several tokens: a row of the tile is a
 // token and a head, a slot a key of the item's list or range. What is said below of heads holds for

@@ -180,7 +180,9 @@ __device__ __forceinline__ void produce(const KernelParams& p, SharedStorage<Con
   uint32_t n = 0, items = 0, passed = 0;
   Item item;
   for (int index = blockIdx.x; find_item(p, index, item); index += p.ctas, ++items) {
-    keep_pace(p.places, threadIdx.x < 32, index - blockIdx.x, passed);
+    const uint32_t place = index - blockIdx.x;
+    keep_pace(p.places, threadIdx.x < 32, place, place - passed);
+    passed = place;
     const int32_t* slots = slots_of(p, item);
     const int tiles = tiles_of<Config>(item);
     int next[4];  // keys of the coming tile, -1 for none
@@ -215,7 +217,7 @@ __device__ __forceinline__ void produce(const KernelParams& p, SharedStorage<Con
       }
     }
   }
-  keep_pace(p.places, threadIdx.x < 32, item_count(p), passed);
+  keep_pace(p.places, threadIdx.x < 32, 0, item_count(p) - passed);
 }
 
 // ------------------------------------------------------------------------------ scores, grad_kv

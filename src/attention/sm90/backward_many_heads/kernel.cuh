@@ -155,7 +155,9 @@ __device__ __forceinline__ void produce(const KernelParams& p, SharedStorage<Con
   uint32_t n = 0, items = 0, passed = 0;
   Item item;
   for (int index = first_index(); find_item<Config>(p, index, item); index += p.ctas, ++items) {
-    keep_pace(p.places, threadIdx.x < 32, index - first_index(), passed);
+    const uint32_t place = index - first_index();
+    keep_pace(p.places, threadIdx.x < 32, place, place - passed);
+    passed = place;
     const int tiles = tiles_of(item);
     int next[4];  // entries of the coming tile
     read_entries<Config, 16>(p, item, index, row, next);
@@ -186,7 +188,7 @@ __device__ __forceinline__ void produce(const KernelParams& p, SharedStorage<Con
       }
     }
   }
-  keep_pace(p.places, threadIdx.x < 32, item_count<Config>(p), passed);
+  keep_pace(p.places, threadIdx.x < 32, 0, item_count<Config>(p) - passed);
 }
 
 // ------------------------------------------------------------------------------ scores, grad_kv
