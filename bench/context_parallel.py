@@ -25,7 +25,7 @@ from flashdsa.torch.context_parallel import ORDERS, ContextParallel
 
 from context_parallel.equality import select_on_one_rank, worst_figure
 from context_parallel.problem import Problem
-from context_parallel.ranks import PlayedRanks, Processes
+from context_parallel.ranks import PlayedRanks, Processes, Ranks
 from context_parallel.record import describe_machine, describe_problem, describe_times, to_table
 from context_parallel.timing import time_rank
 
@@ -120,7 +120,7 @@ def check(options: argparse.Namespace) -> None:
         fail(f"--json cannot write {options.json}: no such folder")
 
 
-def measure(problem: Problem, order: str, ranks: Any, one_rank: torch.Tensor,
+def measure(problem: Problem, order: str, ranks: Ranks, one_rank: torch.Tensor,
             options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """The row of an order, and what is wrong with it."""
     check_problem = problem._replace(tokens=options.check_tokens, query_rank=0)
@@ -135,7 +135,7 @@ def measure(problem: Problem, order: str, ranks: Any, one_rank: torch.Tensor,
 
     wrong = []
     if unequal > 0:
-        wrong.append(f"{unequal} rows have another selection than on one rank")
+        wrong.append(f"rows with another selection than on one rank: {unequal}")
     if not worst.good:
         wrong.append(f"{worst} breaks its bound")
     for number, rank in enumerate(times):
@@ -160,7 +160,7 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     sizes = ("tokens", "ranks", "heads", "index_heads", "topk", "head_dim", "layers", "query_rank",
              "seed", "threads")
     problem = Problem(**{name: getattr(options, name) for name in sizes}, device=device)
-    ranks: Any = PlayedRanks(options.ranks) if options.simulate else Processes(device)
+    ranks: Ranks = PlayedRanks(options.ranks) if options.simulate else Processes(device)
     one_rank = select_on_one_rank(problem).topk_indices.cpu()
     what = describe_problem(problem, options.check_tokens, ranks)
     where = {**describe_machine(device), "commit": options.commit,

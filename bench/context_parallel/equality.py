@@ -13,10 +13,10 @@ from flashdsa.torch.context_parallel import ContextParallel
 
 from .exchanges import Copies, Exchanges, gathered_keys, installed
 from .problem import Problem, index_inputs, make_inputs, run_step
+from .ranks import Ranks
 
 BOUNDS = {"out": 4e-3, "grad_q": 1e-2, "grad_kv": 1e-2}  # of the relative RMSE (docs/spec.md)
 ROW_BOUND = 4  # of one row, in bounds of its tensor
-
 
 Results = dict[str, list[Tensor]]  # by the names of BOUNDS, one of every layer
 
@@ -71,7 +71,7 @@ class RankResults(NamedTuple):
     results: Results
 
 
-def attend_on_ranks(problem: Problem, order: str, ranks: Any) -> list[RankResults]:
+def attend_on_ranks(problem: Problem, order: str, ranks: Ranks) -> list[RankResults]:
     """The step, of the ranks of this process."""
     found = []
     grad_kv: list[Tensor] = []
@@ -107,7 +107,7 @@ def figures_of(name: str, got: Tensor, want: Tensor) -> list[Figure]:
                    ROW_BOUND * BOUNDS[name])]
 
 
-def worst_figure(problem: Problem, order: str, ranks: Any) -> Figure:
+def worst_figure(problem: Problem, order: str, ranks: Ranks) -> Figure:
     """The one nearest to its bound, over layers and the ranks of this process."""
     want = attend_on_one_rank(problem)
     figures = [figure for cp, results in attend_on_ranks(problem, order, ranks)

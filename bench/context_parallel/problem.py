@@ -79,6 +79,12 @@ class Problem(NamedTuple):
     def kv(self, layer: int, blocks: Sequence[int]) -> Tensor:
         return self.normal(f"kv {layer}", blocks, 1, self.head_dim)
 
+    def weight(self, layer: int) -> Tensor:
+        """bfloat16 [query_rank, H D]"""
+        weight = torch.empty(self.query_rank, self.heads * self.head_dim, dtype=torch.bfloat16,
+                             device=self.device)
+        return weight.normal_(0, self.query_rank**-0.5, generator=self._generator("weight", layer))
+
     def drifting(self, name: str, blocks: Sequence[int], width: int) -> Tensor:
         """float32 [rows of the blocks, width], of deviation 1: a row is the sum of DRIFT rows of
         noise, all but one of which it shares with the next row."""
@@ -140,17 +146,13 @@ class Inputs(NamedTuple):
 
 def make_inputs(problem: Problem, blocks: Sequence[int]) -> Inputs:
     """Leaves of autograd."""
-    width = problem.heads * problem.head_dim
     layers, x = [], None
     if problem.query_rank:
         x = problem.normal("x", blocks, problem.query_rank).requires_grad_()
     for layer in range(problem.layers):
         q = weight = None
         if problem.query_rank:
-            generator = torch.Generator(problem.device).manual_seed(problem.seed + layer)
-            weight = torch.empty(problem.query_rank, width, dtype=torch.bfloat16,
-                                 device=problem.device)
-            weight.normal_(0, problem.query_rank**-0.5, generator=generator).requires_grad_()
+            weight = problem.weight(layer).requires_grad_()
         else:
             q = problem.normal(f"q {layer}", blocks, problem.heads, problem.head_dim)
             q.requires_grad_()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator
+from typing import Any, Iterator, Union
 
 import torch
 import torch.distributed as dist
@@ -15,8 +15,9 @@ class Processes:
     simulated = False
 
     def __init__(self, device: torch.device):
-        self.backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(self.backend)
+        on_gpu = device.type == "cuda"
+        self.backend = "nccl" if on_gpu else "gloo"
+        dist.init_process_group(self.backend, device_id=device if on_gpu else None)
         self.size = dist.get_world_size()
 
     def play(self) -> Iterator[int]:
@@ -62,3 +63,6 @@ class PlayedRanks:
 
     def close(self) -> None:
         pass
+
+
+Ranks = Union[Processes, PlayedRanks]

@@ -13,13 +13,14 @@ import torch
 import flashdsa
 
 from .problem import Problem
+from .ranks import Ranks
 from .timing import AS_IT_IS, AWAITED, LOCAL, RankTimes
 
 MIB = 2**20
 GLM_5_2 = (64, 32, 2048, 576)
 
 
-def describe_problem(problem: Problem, check_tokens: int, ranks: Any) -> dict[str, Any]:
+def describe_problem(problem: Problem, check_tokens: int, ranks: Ranks) -> dict[str, Any]:
     """The fields that all rows of a run share. A GPU's backend is the best one."""
     p = problem
     on_host = p.device.type == "cpu"
@@ -35,11 +36,17 @@ def describe_problem(problem: Problem, check_tokens: int, ranks: Any) -> dict[st
             "l2": "warm"}
 
 
+def cpu_name() -> str:
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
+        names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
 def describe_machine(device: torch.device) -> dict[str, Any]:
     where: dict[str, Any] = {"build": f"{flashdsa.__version__} ({flashdsa.build_description()})",
                              "torch": torch.__version__}
     if device.type == "cpu":
-        return {"device": f"{platform.processor() or platform.machine()}, {os.cpu_count()} threads",
+        return {"device": f"{cpu_name()}, {os.cpu_count()} threads",
                 "driver": None, "cuda": None, "nccl": None, **where}
     query = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
                            check=True, capture_output=True, text=True)

@@ -13,6 +13,7 @@ from flashdsa.torch.context_parallel import ContextParallel
 from .equality import count_unequal_rows
 from .exchanges import Copies, Exchanges, gathered_keys, installed
 from .problem import Inputs, Problem, make_inputs, run_step
+from .ranks import Ranks
 
 AS_IT_IS, AWAITED, LOCAL = "as it is", "awaited", "local"
 
@@ -31,7 +32,7 @@ class RankTimes(NamedTuple):
     """whose selection, of the last step, was not that of one rank"""
 
 
-def time_call(ranks: Any, device: torch.device, call: Callable[[], Any]) -> tuple[float, Any]:
+def time_call(ranks: Ranks, device: torch.device, call: Callable[[], Any]) -> tuple[float, Any]:
     """Milliseconds from where all ranks begin to this rank's end, and the result."""
     ranks.barrier()
     if device.type != "cuda":
@@ -56,16 +57,17 @@ def drop_gradients(inputs: Inputs) -> None:
         x.register_post_accumulate_grad_hook(drop)
 
 
-def time_rank(cp: ContextParallel, problem: Problem, ranks: Any, one_rank: Tensor,
+def time_rank(cp: ContextParallel, problem: Problem, ranks: Ranks, one_rank: Tensor,
               samples: int, warmup: int) -> RankTimes:
-    """The ways take turns, step by step; a played rank has only copies."""
+    """The ways take turns, step by step, the exchanges as they are last; a played rank has only
+    copies."""
     inputs = make_inputs(problem, problem.blocks_of(cp))
     drop_gradients(inputs)
     rows = cp.prepare_packed_metadata(problem.cu_seqlens())
     keys = gathered_keys(problem, cp)
     ways: dict[str, Callable[[], Any]] = {LOCAL: lambda: Copies(cp.rank, keys)}
     if not ranks.simulated:
-        ways = {AS_IT_IS: Exchanges, AWAITED: lambda: Exchanges(awaited=True), **ways}
+        ways.update({AWAITED: lambda: Exchanges(awaited=True), AS_IT_IS: Exchanges})
 
     on_gpu = problem.device.type == "cuda"
     if on_gpu:
@@ -73,13 +75,15 @@ def time_rank(cp: ContextParallel, problem: Problem, ranks: Any, one_rank: Tenso
     ms: dict[str, list[float]] = {way: [] for way in ways}
     for sample in range(-warmup, samples):
         for way, make_exchanges in ways.items():
+            topk_indices = None  # no step has the memory of another
             with installed(make_exchanges()) as exchanges:
-                elapsed, result = time_call(ranks, problem.device,
-                                            lambda: run_step(cp, problem, inputs, rows))
+                elapsed, topk_indices = time_call(
+                    ranks, problem.device,
+                    lambda: run_step(cp, problem, inputs, rows).selection.topk_indices)
             if sample >= 0:
                 ms[way].append(elapsed)
     peak = None
     if on_gpu:
         peak = torch.cuda.max_memory_allocated() - sum(x.nbytes for x in keys)
     return RankTimes(ms, exchanges.bytes, problem.flop(rows.causal_lengths), peak,
-                     count_unequal_rows(cp, result.selection.topk_indices, one_rank))
+                     count_unequal_rows(cp, topk_indices, one_rank))
