@@ -35,6 +35,7 @@ DEFAULTS = {
     "cpu": {"tokens": 1024, "heads": 4, "index_heads": 4, "topk": 64, "samples": 3},
 }
 CHECK_TOKENS = 8192
+PLANS = ("none", "built")
 
 
 def fail(sentence: str) -> NoReturn:
@@ -67,6 +68,8 @@ def parse(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
     parser.add_argument("--query-rank", type=int, default=0,
                         help="width of what every layer projects its queries from, which kv can "
                              "travel beside (default: 0, queries are given)")
+    parser.add_argument("--plan", choices=PLANS, default="built",
+                        help="built: once in every step, for all layers (default)")
     parser.add_argument("--samples", type=int, help=f"timed steps {default('samples')}")
     parser.add_argument("--warmup", type=int, default=2, help="untimed steps before them")
     parser.add_argument("--check-tokens", type=int,
@@ -159,7 +162,8 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     torch.set_num_threads(options.threads)
     sizes = ("tokens", "ranks", "heads", "index_heads", "topk", "head_dim", "layers", "query_rank",
              "seed", "threads")
-    problem = Problem(**{name: getattr(options, name) for name in sizes}, device=device)
+    problem = Problem(**{name: getattr(options, name) for name in sizes},
+                      planned=options.plan == "built", device=device)
     ranks: Ranks = PlayedRanks(options.ranks) if options.simulate else Processes(device)
     one_rank = select_on_one_rank(problem).topk_indices.cpu()
     what = describe_problem(problem, options.check_tokens, ranks)

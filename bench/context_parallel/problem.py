@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from flashdsa import PackedMetadata, Selection
+from flashdsa.torch import build_selection_plan
 from flashdsa.torch.context_parallel import ContextParallel
 
 INDEX_DIM, VALUE_DIM = 128, 512
@@ -27,6 +28,8 @@ class Problem(NamedTuple):
     layers: int
     query_rank: int
     """of the projection that makes q; 0: q is given"""
+    planned: bool
+    """whether the layers share a plan too"""
     seed: int
     threads: int
     device: torch.device
@@ -117,8 +120,7 @@ def index_inputs(problem: Problem, blocks: Sequence[int]) -> IndexInputs:
     heads = problem.index_heads
     drifting = problem.drifting("index", blocks, heads * (INDEX_DIM + 1))
     drifting = drifting.view(-1, heads, INDEX_DIM + 1)
-    return IndexInputs(drifting[..., :INDEX_DIM].bfloat16(),
-                       problem.index_k(blocks),
+    return IndexInputs(drifting[..., :INDEX_DIM].bfloat16(), problem.index_k(blocks),
                        (1 + drifting[..., INDEX_DIM] / 4) * (heads * INDEX_DIM)**-0.5)
 
 
@@ -171,7 +173,7 @@ def run_step(cp: ContextParallel, problem: Problem, inputs: Inputs,
     """Forward and backward of all layers. Keys travel as early as a model can send them: those of
     the indexer first, which waits for nothing else; kv before q is made."""
     index_k = cp.start_gather(inputs.index.index_k)
-    selection = None
+    selection = plan = None
     outs = []
     for layer in inputs.layers:
         kv = cp.start_gather(layer.kv)
@@ -181,7 +183,11 @@ def run_step(cp: ContextParallel, problem: Problem, inputs: Inputs,
         if selection is None:
             selection = cp.indexer_topk(inputs.index.index_q, index_k, inputs.index.head_weights,
                                         rows, problem.topk, threads=problem.threads)
+            if problem.planned:
+                plan = build_selection_plan(selection.topk_indices, problem.tokens, problem.heads,
+                                            selection.topk_length)
         outs.append(cp.sparse_attention(q, kv, selection.topk_indices, problem.softmax_scale,
-                                        selection.topk_length, threads=problem.threads))
+                                        selection.topk_length, plan=plan,
+                                        threads=problem.threads))
     torch.autograd.backward(outs, [inputs.grad_out] * len(outs))
     return StepResult(selection, outs)

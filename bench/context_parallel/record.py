@@ -30,8 +30,9 @@ def describe_problem(problem: Problem, check_tokens: int, ranks: Ranks) -> dict[
             "shape": "glm5.2" if shape == GLM_5_2 else "custom", "heads": p.heads,
             "index_heads": p.index_heads, "t_q": p.tokens // p.ranks, "t_k": p.tokens,
             "topk": p.topk, "head_dim": p.head_dim, "layers": p.layers,
-            "query_rank": p.query_rank, "check_tokens": check_tokens, "ranks": p.ranks,
-            "simulated": ranks.simulated, "group": None if ranks.simulated else ranks.backend,
+            "query_rank": p.query_rank,
+            "plan": "built" if p.planned else "none", "check_tokens": check_tokens,
+            "ranks": p.ranks, "simulated": ranks.simulated, "group": None if ranks.simulated else ranks.backend,
             "threads": p.threads if on_host else None, "seed": p.seed, "regime": "warm",
             "l2": "warm"}
 
