@@ -26,7 +26,8 @@ from flashdsa.torch.context_parallel import ORDERS, ContextParallel
 from context_parallel.equality import select_on_one_rank, worst_figure
 from context_parallel.problem import Problem
 from context_parallel.ranks import PlayedRanks, Processes, Ranks
-from context_parallel.record import describe_machine, describe_problem, describe_times, to_table
+from context_parallel.record import (describe_machine, describe_problem, describe_times, overlap,
+                                     to_table)
 from context_parallel.timing import time_rank
 
 # GLM-5.2 at 128K tokens, and what a host does in seconds.
@@ -166,7 +167,8 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
                       planned=options.plan == "built", device=device)
     ranks: Ranks = PlayedRanks(options.ranks) if options.simulate else Processes(device)
     one_rank = select_on_one_rank(problem).topk_indices.cpu()
-    what = describe_problem(problem, options.check_tokens, ranks)
+    what = {**describe_problem(problem, options.check_tokens, ranks),
+            "overlap": overlap(one_rank, problem.topk)}
     where = {**describe_machine(device), "commit": options.commit,
              "command": command_of(options, arguments)}
     rows, wrong = [], []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 import flashdsa

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import platform
 import statistics
-import subprocess
 from typing import Any, Optional, Sequence
 
 import torch
+from torch import Tensor
 
 import flashdsa
 
@@ -30,9 +31,9 @@ def describe_problem(problem: Problem, check_tokens: int, ranks: Ranks) -> dict[
             "shape": "glm5.2" if shape == GLM_5_2 else "custom", "heads": p.heads,
             "index_heads": p.index_heads, "t_q": p.tokens // p.ranks, "t_k": p.tokens,
             "topk": p.topk, "head_dim": p.head_dim, "layers": p.layers,
-            "query_rank": p.query_rank,
-            "plan": "built" if p.planned else "none", "check_tokens": check_tokens,
-            "ranks": p.ranks, "simulated": ranks.simulated, "group": None if ranks.simulated else ranks.backend,
+            "query_rank": p.query_rank, "plan": "built" if p.planned else "none",
+            "check_tokens": check_tokens, "ranks": p.ranks, "simulated": ranks.simulated,
+            "group": None if ranks.simulated else ranks.backend,
             "threads": p.threads if on_host else None, "seed": p.seed, "regime": "warm",
             "l2": "warm"}
 
@@ -43,15 +44,28 @@ def cpu_name() -> str:
     return names[0] if names else platform.machine()
 
 
+def driver_version() -> Optional[str]:
+    path = pathlib.Path("/sys/module/nvidia/version")
+    return path.read_text(encoding="utf-8").strip() if path.exists() else None
+
+
+def overlap(topk_indices: Tensor, topk: int) -> Optional[float]:
+    """Share of keys that a row with more than K visible ones has in common with the next: of 64
+    rows of the one document, [T, 1, K]."""
+    rows = torch.linspace(topk, len(topk_indices) - 2, 64).long().tolist()
+    if rows[0] > rows[-1]:
+        return None
+    shared = [torch.isin(*topk_indices[row:row + 2]).float().mean() for row in rows]
+    return float(sum(shared) / len(shared))
+
+
 def describe_machine(device: torch.device) -> dict[str, Any]:
     where: dict[str, Any] = {"build": f"{flashdsa.__version__} ({flashdsa.build_description()})",
                              "torch": torch.__version__}
     if device.type == "cpu":
-        return {"device": f"{cpu_name()}, {os.cpu_count()} threads",
-                "driver": None, "cuda": None, "nccl": None, **where}
-    query = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-                           check=True, capture_output=True, text=True)
-    return {"device": torch.cuda.get_device_name(device), "driver": query.stdout.split("\n")[0],
+        return {"device": f"{cpu_name()}, {os.cpu_count()} threads", "driver": None, "cuda": None,
+                "nccl": None, **where}
+    return {"device": torch.cuda.get_device_name(device), "driver": driver_version(),
             "cuda": torch.version.cuda, "nccl": ".".join(map(str, torch.cuda.nccl.version())),
             **where}
 
