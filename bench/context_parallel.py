@@ -88,9 +88,10 @@ def parse(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
     for name, value in DEFAULTS[options.device].items():
         if getattr(options, name) is None:
             setattr(options, name, value)
-    if options.check_tokens is None:
-        options.check_tokens = min(options.tokens, CHECK_TOKENS)
     options.ranks = options.simulate or int(os.environ.get("WORLD_SIZE", "1"))
+    if options.check_tokens is None:
+        blocks = 2 * options.ranks
+        options.check_tokens = min(options.tokens, CHECK_TOKENS // blocks * blocks)
     check(options)
     return options
 

@@ -363,6 +363,11 @@ def test_bad_options_are_refused(capsys, arguments, sentence):
     assert printed.err == f"context_parallel.py: {sentence}\n" and printed.out == ""
 
 
+@pytest.mark.parametrize("tokens, check_tokens", [(60, 60), (12288, 8190)])
+def test_every_rank_has_rows_of_the_checked_document(tokens, check_tokens):
+    assert bench.parse(["--simulate", "3", "--tokens", str(tokens)]).check_tokens == check_tokens
+
+
 @pytest.mark.parametrize("rank, sentence", [
     ("0", "context_parallel.py: --simulate plays all ranks in one process, "
           "got one of torchrun's\n"),
