@@ -60,3 +60,23 @@ def saved_bytes(tensors):
 
 def id_of(tensor):
     return tensor.untyped_storage()._cdata
+
+
+def assert_both_get_the_plan(monkeypatch, module, plan, run):
+    """`run` calls forward and backward of `module`, each with `plan`."""
+    seen = []
+
+    def spy_on(name):
+        plain = getattr(module, name)
+
+        def call(*arguments, plan, **options):
+            seen.append((name, plan[1:], plan.storage.data_ptr()))
+            return plain(*arguments, plan=plan, **options)
+
+        monkeypatch.setattr(module, name, call)
+
+    spy_on("attention_forward")
+    spy_on("attention_backward")
+    run()
+    assert seen == [(name, plan[1:], plan.storage.data_ptr())
+                    for name in ("attention_forward", "attention_backward")]
