@@ -241,6 +241,15 @@ def test_tvm_ffi_tensors():
         [0, 8, RANGE, 4, 0], [8, 2, RANGE, 4, 0]]
 
 
+@pytest.mark.cuda
+def test_cupy_arrays():
+    cupy = pytest.importorskip("cupy")
+    plan = flashdsa.build_selection_plan(cupy.asarray(rows_of(CONSECUTIVE)), 7, 8)
+    assert isinstance(plan.storage, cupy.ndarray) and plan.nbytes == plan.storage.nbytes
+    assert items_of(plan._replace(storage=cupy.asnumpy(plan.storage))) == [
+        [0, 8, RANGE, 4, 0], [8, 2, RANGE, 4, 0]]
+
+
 def test_jax_arrays():
     jax = pytest.importorskip("jax")
     host = jax.devices("cpu")[0]

@@ -57,6 +57,13 @@ def test_fake_and_meta_plans_have_the_sizes_of_real_ones(rows, width):
             assert plan.storage.dtype == torch.uint8 and plan.storage.device == kind.device
 
 
+@pytest.mark.parametrize("heads, mib, digits", [(8, 321, 0), (64, 1.3, 1)])
+def test_memory_of_glm_that_the_page_names(heads, mib, digits):
+    plan = ft.build_selection_plan(torch.empty(32768, 1, 2048, dtype=torch.int32, device="meta"),
+                                   32768, heads)
+    assert round(plan.nbytes / 2**20, digits) == mib
+
+
 def test_fake_tensors_pass_through_with_a_plan():
     case = case_of()
     with FakeTensorMode() as mode:
