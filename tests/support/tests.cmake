@@ -40,3 +40,14 @@ target_link_libraries(example_attention PRIVATE flashdsa::flashdsa flashdsa_warn
 add_test(NAME support.Example.attention COMMAND example_attention)
 set_tests_properties(support.Example.attention PROPERTIES
   PASS_REGULAR_EXPRESSION "^the last token attends to keys 100\\.\\.163, lse 28\\.1589\n$")
+
+# A row's out is the mean of its keys: (3 + 4 + 5 + 6) / 4 and (3 + 5 + 6 + 7) / 4.
+add_executable(example_first_selection ${PROJECT_SOURCE_DIR}/docs/examples/first_selection.cc)
+target_link_libraries(example_first_selection PRIVATE flashdsa::flashdsa flashdsa_warnings)
+add_test(NAME support.Example.first_selection COMMAND example_first_selection)
+string(CONCAT printed
+  "^row 0: keys 0 -1 -1 -1, out 0\nrow 2: keys 0 1 2 -1, out 1\nrow 6: keys 3 4 5 6, out 4\\.5\n"
+  "row 7: keys 3 5 6 7, out 5\\.25\n"
+  "attention_forward: softmax_scale must be a positive finite FP32 number, got 0\n$")
+set_tests_properties(support.Example.first_selection PROPERTIES
+  PASS_REGULAR_EXPRESSION "${printed}")
