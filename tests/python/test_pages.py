@@ -31,3 +31,24 @@ def test_program_prints_what_the_page_says(page, source, printed):
     with contextlib.redirect_stdout(output):
         exec(compile(source, f"docs/{page}", "exec"), {"__name__": "example"})
     assert output.getvalue() == printed
+
+
+@pytest.mark.parametrize("order", ["contiguous", "zigzag"])
+def test_drawn_shards_are_those_of_context_parallel(order):
+    torch = pytest.importorskip("torch")
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from flashdsa.torch.context_parallel import ContextParallel
+
+    spec = importlib.util.spec_from_file_location("draw", ROOT / "docs/images/draw.py")
+    draw = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(draw)
+    ranks = draw.SHARDS[order]
+    for rank, positions in enumerate(ranks):
+        torch.distributed.init_process_group("fake", rank=rank, world_size=len(ranks),
+                                             store=FakeStore())
+        try:
+            parallel = ContextParallel(draw.CUT["cu_seqlens_padded"][-1], order=order)
+            assert parallel.query_indices().tolist() == list(positions)
+        finally:
+            torch.distributed.destroy_process_group()

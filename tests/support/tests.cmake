@@ -51,3 +51,12 @@ string(CONCAT printed
   "attention_forward: softmax_scale must be a positive finite FP32 number, got 0\n$")
 set_tests_properties(support.Example.first_selection PROPERTIES
   PASS_REGULAR_EXPRESSION "${printed}")
+
+# Pictures whose numbers the library computes.
+add_executable(plan_text ${CMAKE_CURRENT_LIST_DIR}/drawings/plan_text.cc)
+target_link_libraries(plan_text PRIVATE test_support)
+add_test(NAME support.Drawings.ShowWhatTheLibraryComputes
+         COMMAND Python3::Interpreter -m unittest -v drawings_test
+         WORKING_DIRECTORY ${CMAKE_CURRENT_LIST_DIR})
+set_tests_properties(support.Drawings.ShowWhatTheLibraryComputes PROPERTIES ENVIRONMENT
+  "FLASHDSA_BIN=$<TARGET_FILE:flashdsa_command>;PLAN_TEXT=$<TARGET_FILE:plan_text>")
