@@ -9,7 +9,7 @@ import pytest
 
 from conftest import ROOT
 
-PAGES = ("getting_started.md",)
+PAGES = ("getting_started.md", "migration.md")
 PROGRAM = re.compile(r"```python\n(.*?)```\n+```text\n(.*?)```", re.DOTALL)
 PROGRAMS = [(page, *program) for page in PAGES
             for program in PROGRAM.findall((ROOT / "docs" / page).read_text(encoding="utf-8"))]
