@@ -27,7 +27,7 @@ add_test(NAME support.Docs.QuoteWhatRuns
          COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/check_docs.py
                  ${PROJECT_SOURCE_DIR})
 
-foreach(checker check_includes check_docs summary)
+foreach(checker check_includes check_docs summary undocumented)
   add_test(NAME support.${checker}.FindsFaults
            COMMAND Python3::Interpreter -m unittest -v ${checker}_test
            WORKING_DIRECTORY ${CMAKE_CURRENT_LIST_DIR})
