@@ -101,6 +101,18 @@ struct BackendStatus {
 /// Every backend, best first, and whether this machine can run it.
 FLASHDSA_API std::vector<BackendStatus> backends();
 
+/// One line of `operations()`.
+struct OperationSupport {
+  std::string_view name;          ///< of the function: "attention_forward"
+  std::string_view sizes;         ///< the sizes that it takes, in the letters of SPEC
+  std::string_view dtypes;        ///< element types of its main tensors
+  std::vector<Backend> backends;  ///< which do its work where they are available, best first
+};
+
+/// Every operation of this version and what does its work, in whatever build and on whatever
+/// machine; `backends()` says what is available here.
+FLASHDSA_API std::vector<OperationSupport> operations();
+
 /// The instruction sets that this CPU and this build have, best first.
 FLASHDSA_API std::vector<SimdTarget> simd_targets();
 

@@ -15,7 +15,8 @@ def function(q, kv, *, scale=1.0):
 
 class Undocumented(unittest.TestCase):
     def test_prose_or_a_list_may_name_the_arguments(self) -> None:
-        for text in ("kv times q, by scale.", "Sum.\n\nArgs:\n    q, kv: arrays.\n    scale: factor."):
+        for text in ("kv times q, by scale.",
+                     "Sum.\n\nArgs:\n    q, kv: arrays.\n    scale: factor."):
             self.assertEqual(undocumented.faults(function, text), [])
 
     def test_an_argument_that_is_not_named_is_found(self) -> None:
