@@ -18,14 +18,16 @@ import sys
 import results
 import support
 
-TABLE = re.compile(r"(<!-- table: (.*?) -->\n)(.*?)(<!-- end of table -->\n)", re.DOTALL)
+MARKER = re.compile(r"^<!-- (?:table: .*|end of table) -->$", re.MULTILINE)
+TABLE = re.compile(r"^(<!-- table: (.*) -->\n)((?:(?!<!-- ).*\n)*)(<!-- end of table -->\n)",
+                   re.MULTILINE)
 
 
 def fill(text: str, tables: dict[str, str]) -> str:
     """The page with its tables as they should be."""
-    opened, closed = text.count("<!-- table: "), text.count("<!-- end of table -->")
-    if opened != closed or opened != len(TABLE.findall(text)):
-        raise ValueError(f"expected every table between two markers, got {opened} and {closed}")
+    markers, found = len(MARKER.findall(text)), len(TABLE.findall(text))
+    if markers != 2 * found:
+        raise ValueError(f"expected every table between two markers, got {found} with {markers}")
 
     def filled(match: re.Match[str]) -> str:
         if match[2] not in tables:
@@ -36,17 +38,16 @@ def fill(text: str, tables: dict[str, str]) -> str:
 
 def update(root: pathlib.Path, tables: dict[str, str], write: bool) -> list[str]:
     """Pages that were not current, and tables that no page shows."""
-    found = []
-    unused = set(tables)
-    for page in (root / "README.md", *sorted((root / "docs").glob("*.md"))):
-        text = page.read_text(encoding="utf-8")
-        unused -= {match[2] for match in TABLE.finditer(text)}
-        current = fill(text, tables)
-        if current != text:
-            found.append(f"{page.relative_to(root)}: its tables are not current")
-            if write:
-                page.write_text(current, encoding="utf-8")
-    return found + [f"no page shows the table {name}" for name in sorted(unused)]
+    pages = {page: page.read_text(encoding="utf-8")
+             for page in (root / "README.md", *sorted((root / "docs").glob("*.md")))}
+    unused = set(tables) - {match[2] for text in pages.values() for match in TABLE.finditer(text)}
+    changed = {page: current for page, text in pages.items()
+               if (current := fill(text, tables)) != text}
+    if write:
+        for page, current in changed.items():
+            page.write_text(current, encoding="utf-8")
+    return ([f"{page.relative_to(root)}: its tables are not current" for page in changed]
+            + [f"no page shows the table {name}" for name in sorted(unused)])
 
 
 def main() -> int:

@@ -53,7 +53,7 @@ DERIVED = {"G", "plan, MiB", "of a forward at H = 64", "speed-up over that of th
            "NumPy FP32, both cores"}
 
 TABLE = re.compile(r"^\|.*\|\n\|[ :|-]+\|\n(?:\|.*\|\n)+", re.MULTILINE)
-GENERATED = re.compile(r"<!-- table: .*?<!-- end of table -->", re.DOTALL)
+GENERATED = re.compile(r"^<!-- table: .*?^<!-- end of table -->$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"[\d.]+(?:e-?\d+)?")
 
 

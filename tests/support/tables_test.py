@@ -19,6 +19,10 @@ class Fill(unittest.TestCase):
         for stale in (CURRENT, CURRENT.replace("\n| 1 |\n\n", ""), CURRENT.replace("1", "2")):
             self.assertEqual(tables.fill(stale, {"a": "| 1 |\n"}), CURRENT)
 
+    def test_markers_inside_a_line_are_words(self) -> None:
+        words = "between `<!-- table: b -->` and `<!-- end of table -->`\n"
+        self.assertEqual(tables.fill(words + CURRENT, {"a": "| 1 |\n"}), words + CURRENT)
+
     def test_an_unknown_table_is_refused(self) -> None:
         with self.assertRaisesRegex(ValueError, "^no table is called a, expected one of b, c$"):
             tables.fill(CURRENT, {"b": "", "c": ""})
@@ -49,6 +53,12 @@ class Update(unittest.TestCase):
         self.assertEqual(self.page.read_text(), CURRENT)
         self.assertEqual(tables.update(self.root, {"a": "| 2 |\n"}, write=True), stale)
         self.assertEqual(self.page.read_text(), CURRENT.replace("1", "2"))
+
+    def test_a_fault_on_one_page_leaves_all_alone(self) -> None:
+        (self.root / "docs/b.md").write_text(CURRENT.replace("table: a", "table: b"))
+        with self.assertRaisesRegex(ValueError, "^no table is called b, expected one of a$"):
+            tables.update(self.root, {"a": "| 2 |\n"}, write=True)
+        self.assertEqual(self.page.read_text(), CURRENT)
 
     def test_a_table_without_a_page_is_named(self) -> None:
         self.assertEqual(tables.update(self.root, {"a": "| 1 |\n", "b": ""}, write=False),
