@@ -64,11 +64,6 @@ def _share(row: Row) -> str:
     return f"{100 * share:.1f} %" if share else ""
 
 
-def _megabytes(row: Row) -> str:
-    scratch = row.get("scratch_bytes")
-    return "" if scratch is None else f"{scratch / 2**20:.1f}"
-
-
 def _gigabytes(row: Row) -> str:
     rate = row.get("bytes_per_s")
     return f"{rate / 1e9:.1f}" if rate else ""
@@ -94,7 +89,7 @@ COLUMNS = {
     "rate": Column("TFLOP/s", _rate),
     "share": Column("share of the peak", _share),
     "gigabytes": Column("GB/s", _gigabytes),
-    "scratch": Column("scratch, MiB", _megabytes),
+    "scratch": _field("scratch, bytes", "scratch_bytes"),
     "plan_ms": _field("building the plan, ms", "plan_ms", "{:.3f}"),
     "error": _field("error / bound", "error"),
     "peer": _field("peer", "peer"),
