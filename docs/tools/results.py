@@ -64,6 +64,16 @@ def _share(row: Row) -> str:
     return f"{100 * share:.1f} %" if share else ""
 
 
+def _error(part: str) -> Callable[[Row], str]:
+    """Of "grad_kv rmse 2.4e-03 / 1.0e-02": its name, figure and bound."""
+    form = re.compile(r"(?P<name>.*) (?P<figure>\S+) / (?P<bound>\S+)")
+
+    def text(row: Row) -> str:
+        match = form.fullmatch(row.get("error") or "")
+        return match[part] if match else ""
+    return text
+
+
 def _gigabytes(row: Row) -> str:
     rate = row.get("bytes_per_s")
     return f"{rate / 1e9:.1f}" if rate else ""
@@ -91,7 +101,9 @@ COLUMNS = {
     "gigabytes": Column("GB/s", _gigabytes),
     "scratch": _field("scratch, bytes", "scratch_bytes"),
     "plan_ms": _field("building the plan, ms", "plan_ms", "{:.3f}"),
-    "error": _field("error / bound", "error"),
+    "error_of": Column("error of", _error("name")),
+    "error": Column("error", _error("figure")),
+    "error_bound": Column("bound", _error("bound")),
     "peer": _field("peer", "peer"),
     "peer_ms": _field("peer, ms", "peer_median_ms", "{:.3f}"),
     "ratio": _field("ratio", "ratio", "{:.2f}"),
@@ -106,9 +118,12 @@ COLUMNS = {
 
 HEAD = "device op workload t_q t_k"
 TIMES = "regime l2 median p10 p90"
-CHECK = "scratch error"
+CHECK = "scratch error_of error error_bound"
 PEER = "peer peer_ms ratio commit"
-UNLESS_EQUAL = ("device", "op")  # columns that a table shows when they tell its rows apart
+
+# A table shows these columns where they tell its rows apart; else a line above it says them.
+SHARED = ("device", "op", "workload", "t_q", "t_k", "topk", "regime", "l2", "error_of",
+          "error_bound", "peer", "through", "commit")
 
 
 class Section(NamedTuple):
@@ -174,9 +189,9 @@ def tables(rows: list[Row]) -> dict[str, str]:
 def _section(section: Section, rows: list[Row]) -> str:
     if not rows:
         return "No row yet.\n"
-    names = section.columns.split()
-    cells = {name: [COLUMNS[name].text(row) for row in rows] for name in names}
-    shown = [name for name in names
-             if len(set(cells[name])) > 1 or (cells[name][0] and name not in UNLESS_EQUAL)]
-    return table([[COLUMNS[name].title for name in shown],
-                  *(list(line) for line in zip(*(cells[name] for name in shown)))])
+    cells = {name: [COLUMNS[name].text(row) for row in rows] for name in section.columns.split()}
+    cells = {name: column for name, column in cells.items() if any(column)}
+    shared = [name for name, column in cells.items() if name in SHARED and len(set(column)) == 1]
+    said = "; ".join(f"{COLUMNS[name].title} {cells.pop(name)[0]}" for name in shared)
+    lines = table([[COLUMNS[name].title for name in cells], *map(list, zip(*cells.values()))])
+    return f"In every row: {said}.\n\n{lines}" if said else lines

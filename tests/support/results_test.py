@@ -11,7 +11,8 @@ import results  # noqa: E402
 
 ROW = {"op": "forward", "backend": "sm90", "device": "NVIDIA H200", "driver": "580", "heads": 8,
        "workload": "random", "t_q": 64, "t_k": 128, "topk": 16, "regime": "warm", "l2": "warm",
-       "median_ms": 1.23449, "tflops": 148.4, "ceiling_share": 0.2184, "commit": "aaa"}
+       "median_ms": 1.23449, "tflops": 148.4, "ceiling_share": 0.2184,
+       "error": "out rmse 2.0e-03 / 4.0e-03", "commit": "aaa"}
 
 
 class Newest(unittest.TestCase):
@@ -51,25 +52,28 @@ class Tables(unittest.TestCase):
 
     def test_a_row_is_shown_with_its_units(self) -> None:
         self.assertEqual(self.lines("forward", ROW), [
-            "| workload | T_q | T_k | H | plan | regime | L2 | median, ms | TFLOP/s | "
-            "share of the peak | commit |",
-            "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-            "| `random` | 64 | 128 | 8 | none | warm | warm | 1.234 | 148 | 21.8 % | aaa |"])
+            "In every row: device NVIDIA H200; operation `forward`; workload `random`; T_q 64; "
+            "T_k 128; regime warm; L2 warm; error of out rmse; bound 4.0e-03; commit aaa.",
+            "",
+            "| H | plan | median, ms | TFLOP/s | share of the peak | error |",
+            "| --- | --- | --- | --- | --- | --- |",
+            "| 8 | none | 1.234 | 148 | 21.8 % | 2.0e-03 |"])
 
     def test_columns_that_tell_rows_apart_are_shown(self) -> None:
-        title, _, *shown = self.lines("indexer", {**ROW, "op": "topk", "device": "NVIDIA H100"},
-                                      {**ROW, "op": "indexer_backward"})
+        said, _, title, _, *shown = self.lines(
+            "indexer", {**ROW, "op": "topk", "device": "NVIDIA H100", "workload": "single8k"},
+            {**ROW, "op": "indexer_backward"})
+        self.assertTrue(said.startswith("In every row: T_q 64;"))
         self.assertTrue(title.startswith("| device | operation | workload |"))
         self.assertTrue(shown[0].startswith("| NVIDIA H200 | `indexer_backward` | `random` |"))
-        self.assertTrue(shown[1].startswith("| NVIDIA H100 | `topk` | `random` |"))
+        self.assertTrue(shown[1].startswith("| NVIDIA H100 | `topk` | `single8k` |"))
 
     def test_workloads_heads_and_regimes_have_an_order(self) -> None:
         rows = [{**ROW, **change} for change in
                 ({"workload": "drift90"}, {"heads": 64}, {"heads": 8, "regime": "sustained"}, {})]
-        self.assertEqual([line.split(" | ")[0][2:] + line.split(" | ")[3] + line.split(" | ")[5]
-                          for line in self.lines("forward", *rows)[2:]],
-                         ["`random`8warm", "`random`8sustained", "`random`64warm",
-                          "`drift90`8warm"])
+        self.assertEqual([line[2:].split(" | ")[:4] for line in self.lines("forward", *rows)[4:]],
+                         [["`random`", "8", "none", "warm"], ["`random`", "8", "none", "sustained"],
+                          ["`random`", "64", "none", "warm"], ["`drift90`", "8", "none", "warm"]])
 
     def test_a_section_without_rows_says_so(self) -> None:
         self.assertEqual(self.lines("step", ROW), ["No row yet."])
