@@ -83,12 +83,15 @@ COLUMNS = {
     "op": _field("operation", "op", "`{}`"),
     "backend": _field("backend", "backend"),
     "device": _field("device", "device"),
+    "driver": _field("driver", "driver"),
+    "cuda": _field("CUDA", "cuda"),
     "workload": _field("workload", "workload", "`{}`"),
     "t_q": _field("T_q", "t_q"),
     "t_k": _field("T_k", "t_k"),
     "heads": _field("H", "heads"),
     "index_heads": _field("H_index", "index_heads"),
     "topk": _field("K", "topk"),
+    "head_dim": _field("D", "head_dim"),
     "threads": _field("threads", "threads"),
     "plan": Column("plan", lambda row: row.get("plan") or "none"),
     "regime": _field("regime", "regime"),
@@ -116,14 +119,13 @@ COLUMNS = {
     "commit": _field("commit", "commit"),
 }
 
-HEAD = "device op workload t_q t_k"
-TIMES = "regime l2 median p10 p90"
-CHECK = "scratch error_of error error_bound"
-PEER = "peer peer_ms ratio commit"
+HEAD = "device driver cuda op workload t_q t_k"
+TIMES = "regime l2 median p10 p90 peer peer_ms ratio"
+CHECK = "scratch error_of error error_bound commit"
 
 # A table shows these columns where they tell its rows apart; else a line above it says them.
-SHARED = ("device", "op", "workload", "t_q", "t_k", "topk", "regime", "l2", "error_of",
-          "error_bound", "peer", "through", "commit")
+SHARED = ("device", "driver", "cuda", "op", "workload", "t_q", "t_k", "topk", "head_dim", "regime",
+          "l2", "error_of", "error_bound", "peer", "through", "commit")
 
 
 class Section(NamedTuple):
@@ -140,19 +142,19 @@ def _on(gpu: bool, *ops: str) -> Callable[[Row], bool]:
 
 SECTIONS = {
     "forward": Section(_on(True, "forward"),
-                       f"{HEAD} heads plan {TIMES} rate share plan_ms {CHECK} {PEER}"),
+                       f"{HEAD} topk head_dim heads plan {TIMES} rate share plan_ms {CHECK}"),
     "backward": Section(_on(True, "backward", "backward_deterministic"),
-                        f"{HEAD} heads plan {TIMES} rate share plan_ms {CHECK} {PEER}"),
+                        f"{HEAD} topk head_dim heads plan {TIMES} rate share plan_ms {CHECK}"),
     "indexer": Section(_on(True, "topk", "indexer", "indexer_backward"),
-                       f"{HEAD} index_heads {TIMES} rate share {CHECK} {PEER}"),
+                       f"{HEAD} topk index_heads {TIMES} rate share {CHECK}"),
     "selection": Section(_on(True, "compact", "plan"),
-                         f"{HEAD} heads {TIMES} gigabytes {CHECK} {PEER}"),
-    "metadata": Section(_on(True, "metadata"), f"{HEAD} {TIMES} gigabytes {CHECK} {PEER}"),
+                         f"{HEAD} topk heads {TIMES} gigabytes {CHECK}"),
+    "metadata": Section(_on(True, "metadata"), f"{HEAD} {TIMES} gigabytes {CHECK}"),
     "step": Section(_on(True, "step"),
-                    f"{HEAD} heads index_heads plan {TIMES} rate share {CHECK} {PEER}"),
+                    f"{HEAD} topk head_dim heads index_heads plan {TIMES} rate share {CHECK}"),
     "cpu": Section(_on(False, "forward", "backward", "topk", "indexer_backward", "metadata",
                        "compact", "plan", "step"),
-                   f"{HEAD} backend heads threads median p10 p90 rate share {CHECK} commit"),
+                   f"{HEAD} topk backend heads threads median p10 p90 rate share {CHECK}"),
     "memory": Section(lambda row: "excess_mib" in row,
                       "device op backend t_q t_k heads topk excess bound commit"),
     "python": Section(lambda row: "overhead_us" in row,

@@ -52,8 +52,9 @@ class Tables(unittest.TestCase):
 
     def test_a_row_is_shown_with_its_units(self) -> None:
         self.assertEqual(self.lines("forward", ROW), [
-            "In every row: device NVIDIA H200; operation `forward`; workload `random`; T_q 64; "
-            "T_k 128; regime warm; L2 warm; error of out rmse; bound 4.0e-03; commit aaa.",
+            "In every row: device NVIDIA H200; driver 580; operation `forward`; workload `random`; "
+            "T_q 64; T_k 128; K 16; regime warm; L2 warm; error of out rmse; bound 4.0e-03; "
+            "commit aaa.",
             "",
             "| H | plan | median, ms | TFLOP/s | share of the peak | error |",
             "| --- | --- | --- | --- | --- | --- |",
@@ -63,7 +64,7 @@ class Tables(unittest.TestCase):
         said, _, title, _, *shown = self.lines(
             "indexer", {**ROW, "op": "topk", "device": "NVIDIA H100", "workload": "single8k"},
             {**ROW, "op": "indexer_backward"})
-        self.assertTrue(said.startswith("In every row: T_q 64;"))
+        self.assertTrue(said.startswith("In every row: driver 580; T_q 64;"))
         self.assertTrue(title.startswith("| device | operation | workload |"))
         self.assertTrue(shown[0].startswith("| NVIDIA H200 | `indexer_backward` | `random` |"))
         self.assertTrue(shown[1].startswith("| NVIDIA H100 | `topk` | `single8k` |"))
