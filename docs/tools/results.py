@@ -59,9 +59,11 @@ def _rate(row: Row) -> str:
     return "" if not rate else f"{rate:.0f}" if rate >= 10 else f"{rate:.3f}"
 
 
-def _share(row: Row) -> str:
-    share = row.get("ceiling_share")
-    return f"{100 * share:.1f} %" if share else ""
+def _share(title: str, name: str) -> Column:
+    def text(row: Row) -> str:
+        share = row.get(name)
+        return "" if share is None else f"{100 * share:.1f} %"
+    return Column(title, text)
 
 
 def _error(part: str) -> Callable[[Row], str]:
@@ -100,7 +102,7 @@ COLUMNS = {
     "p10": _field("p10", "p10_ms", "{:.3f}"),
     "p90": _field("p90", "p90_ms", "{:.3f}"),
     "rate": Column("TFLOP/s", _rate),
-    "share": Column("share of the peak", _share),
+    "share": _share("share of the peak", "ceiling_share"),
     "gigabytes": Column("GB/s", _gigabytes),
     "scratch": _field("scratch, bytes", "scratch_bytes"),
     "plan_ms": _field("building the plan, ms", "plan_ms", "{:.3f}"),
@@ -110,6 +112,13 @@ COLUMNS = {
     "peer": _field("peer", "peer"),
     "peer_ms": _field("peer, ms", "peer_median_ms", "{:.3f}"),
     "ratio": _field("ratio", "ratio", "{:.2f}"),
+    "simulated": Column("ranks one after another", lambda row: "yes" if row["simulated"] else "no"),
+    "ranks": _field("ranks", "ranks"),
+    "order": _field("order", "order"),
+    "balance": _field("slowest rank over the mean", "balance", "{:.3f}"),
+    "exchange": _share("exchange", "exchange_share"),
+    "hidden": _share("of it hidden", "hidden_share"),
+    "received": _field("received, bytes", "exchange_bytes"),
     "through": _field("through", "through"),
     "cpp": _field("from C++, µs", "cpp_us.median", "{:.1f}"),
     "python": _field("from Python, µs", "python_us.median", "{:.1f}"),
@@ -136,7 +145,7 @@ class Section(NamedTuple):
 
 
 def _on(gpu: bool, *ops: str) -> Callable[[Row], bool]:
-    return lambda row: ("median_ms" in row and row["op"] in ops
+    return lambda row: ("median_ms" in row and "ranks" not in row and row["op"] in ops
                         and gpu == (row.get("driver") is not None))
 
 
@@ -152,6 +161,10 @@ SECTIONS = {
     "metadata": Section(_on(True, "metadata"), f"{HEAD} {TIMES} gigabytes {CHECK}"),
     "step": Section(_on(True, "step"),
                     f"{HEAD} topk head_dim heads index_heads plan {TIMES} rate share {CHECK}"),
+    "context parallel": Section(
+        lambda row: "ranks" in row,
+        f"{HEAD} topk heads index_heads plan ranks order simulated {TIMES} balance exchange hidden "
+        f"received {CHECK}"),
     "cpu": Section(_on(False, "forward", "backward", "topk", "indexer_backward", "metadata",
                        "compact", "plan", "step"),
                    f"{HEAD} topk backend heads threads median p10 p90 rate share {CHECK}"),

@@ -76,6 +76,16 @@ class Tables(unittest.TestCase):
                          [["`random`", "8", "none", "warm"], ["`random`", "8", "none", "sustained"],
                           ["`random`", "64", "none", "warm"], ["`drift90`", "8", "none", "warm"]])
 
+    def test_steps_of_several_ranks_have_a_table_of_their_own(self) -> None:
+        row = {**ROW, "op": "step", "ranks": 4, "order": "zigzag", "simulated": True,
+               "balance": 1.0625, "exchange_share": None, "exchange_bytes": 4096}
+        self.assertEqual(self.lines("step", row), ["No row yet."])
+        self.assertEqual(self.lines("context parallel", row)[2:], [
+            "| H | plan | ranks | order | ranks one after another | median, ms | "
+            "slowest rank over the mean | received, bytes | error |",
+            "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+            "| 8 | none | 4 | zigzag | yes | 1.234 | 1.062 | 4096 | 2.0e-03 |"])
+
     def test_a_section_without_rows_says_so(self) -> None:
         self.assertEqual(self.lines("step", ROW), ["No row yet."])
 
