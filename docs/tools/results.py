@@ -95,6 +95,8 @@ COLUMNS = {
     "topk": _field("K", "topk"),
     "head_dim": _field("D", "head_dim"),
     "threads": _field("threads", "threads"),
+    "simd": _field("instructions", "simd"),
+    "check": Column("checking mode", lambda row: "on" if row.get("check") else ""),
     "plan": Column("plan", lambda row: row.get("plan") or "none"),
     "regime": _field("regime", "regime"),
     "l2": _field("L2", "l2"),
@@ -129,12 +131,12 @@ COLUMNS = {
 }
 
 HEAD = "device driver cuda op workload t_q t_k"
-TIMES = "regime l2 median p10 p90 peer peer_ms ratio"
+TIMES = "check regime l2 median p10 p90 peer peer_ms ratio"
 CHECK = "scratch error_of error error_bound commit"
 
 # A table shows these columns where they tell its rows apart; else a line above it says them.
-SHARED = ("device", "driver", "cuda", "op", "workload", "t_q", "t_k", "topk", "head_dim", "regime",
-          "l2", "error_of", "error_bound", "peer", "through", "commit")
+SHARED = ("device", "driver", "cuda", "op", "workload", "t_q", "t_k", "topk", "head_dim", "simd",
+          "plan", "check", "regime", "l2", "error_of", "error_bound", "peer", "through", "commit")
 
 
 class Section(NamedTuple):
@@ -167,7 +169,8 @@ SECTIONS = {
         f"received {CHECK}"),
     "cpu": Section(_on(False, "forward", "backward", "topk", "indexer_backward", "metadata",
                        "compact", "plan", "step"),
-                   f"{HEAD} topk backend heads threads median p10 p90 rate share {CHECK}"),
+                   f"{HEAD} topk head_dim backend simd heads threads plan {TIMES} rate share "
+                   f"{CHECK}"),
     "memory": Section(lambda row: "excess_mib" in row,
                       "device op backend t_q t_k heads topk excess bound commit"),
     "python": Section(lambda row: "overhead_us" in row,
