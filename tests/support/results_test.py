@@ -53,8 +53,8 @@ class Tables(unittest.TestCase):
     def test_a_row_is_shown_with_its_units(self) -> None:
         self.assertEqual(self.lines("forward", ROW), [
             "In every row: device NVIDIA H200; driver 580; operation `forward`; workload `random`; "
-            "T_q 64; T_k 128; K 16; plan none; regime warm; L2 warm; error of out rmse; bound 4.0e-03; "
-            "commit aaa.",
+            "T_q 64; T_k 128; K 16; plan none; regime warm; L2 warm; error of out rmse; "
+            "bound 4.0e-03; commit aaa.",
             "",
             "| H | median, ms | TFLOP/s | share of the peak | error |",
             "| --- | --- | --- | --- | --- |",
