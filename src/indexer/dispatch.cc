@@ -11,6 +11,8 @@ namespace {
 constexpr std::array kTopk = {
 #ifdef FLASHDSA_WITH_SM90
     core::Implementation<TopkParams>{Backend::kSm90, sm90::refusal, sm90::topk},
+#else
+    core::Implementation<TopkParams>{Backend::kSm90},
 #endif
     core::Implementation<TopkParams>{
         Backend::kCpu, [](const TopkParams& p) { return cpu::refusal(p); }, cpu::topk},
@@ -39,5 +41,9 @@ void dispatch_topk(const TopkParams& params, const Runtime& runtime) {
 void dispatch_backward(const BackwardParams& params, const Runtime& runtime) {
   core::dispatch<BackwardParams>("indexer_backward", kBackward, params, runtime);
 }
+
+std::vector<Backend> topk_backends() { return core::backends_of<TopkParams>(kTopk); }
+
+std::vector<Backend> backward_backends() { return core::backends_of<BackwardParams>(kBackward); }
 
 }  // namespace flashdsa::indexer

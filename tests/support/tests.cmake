@@ -32,7 +32,18 @@ add_test(NAME support.Sentences.StandInTheSources
          COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/check_sentences.py
                  ${PROJECT_SOURCE_DIR})
 
-foreach(checker check_includes check_docs check_sentences summary)
+# Figures of the pages have their rows.
+add_test(NAME support.Docs.FiguresHaveRows
+         COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/check_figures.py
+                 ${PROJECT_SOURCE_DIR})
+
+# Tables of the pages, from the command and from bench/results.
+add_test(NAME support.Docs.TablesAreCurrent
+         COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/docs/tools/tables.py
+                 ${PROJECT_SOURCE_DIR} $<TARGET_FILE:flashdsa_command>)
+
+foreach(checker check_docs check_figures check_includes check_sentences results summary tables
+        undocumented)
   add_test(NAME support.${checker}.FindsFaults
            COMMAND Python3::Interpreter -m unittest -v ${checker}_test
            WORKING_DIRECTORY ${CMAKE_CURRENT_LIST_DIR})

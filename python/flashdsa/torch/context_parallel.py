@@ -110,7 +110,7 @@ class ContextParallel:
         return [rank, 2 * self.world_size - 1 - rank]
 
     def query_indices(self, device: Any = None) -> Tensor:
-        """int64 [T/R]: storage positions of this rank's rows, ascending."""
+        """int64 [T/R] on `device`: storage positions of this rank's rows, ascending."""
         size = self._chunk_tokens
         return torch.cat([torch.arange(chunk * size, (chunk + 1) * size, device=device)
                           for chunk in self._chunks_of(self.rank)])
@@ -233,8 +233,8 @@ class ContextParallel:
             topk_length: int32 [T/R].
             plan: of `flashdsa.torch.build_selection_plan` for these rows, with T as
                 total_key_tokens.
-            softmax_scale, attn_sink, return_lse, backend, threads, deterministic, invariant,
-                check: as there.
+            softmax_scale, attn_sink, return_lse: as there.
+            backend, threads, deterministic, invariant, check: as there.
 
         Returns:
             out, bfloat16 [T/R, H, 512], or (out, lse), lse float32 [T/R, H], not differentiable.
@@ -267,7 +267,13 @@ class ContextParallel:
                                  check: Optional[bool] = None) -> IndexedAttention:
         """`indexer_topk`, and `sparse_attention` over its selection; kv travels meanwhile.
 
-        Arguments and errors are those of the two.
+        Args:
+            index_q, index_k, head_weights, packed_metadata, index_topk: as in `indexer_topk`.
+            q, kv, softmax_scale, attn_sink, deterministic, invariant: as in `sparse_attention`.
+            backend, threads, check: of both.
+
+        Raises:
+            TypeError, ValueError, RuntimeError: as the two.
         """
         index_keys = self._gather_of("indexer_topk", "index_k", index_k)
         keys = self._gather_of("attention_forward", "kv", kv)
@@ -288,11 +294,11 @@ class ContextParallel:
         return x
 
     def to_storage_order(self, gathered: Tensor) -> Tensor:
-        """[T, ...] as an all-gather leaves it to the order of storage."""
+        """gathered [T, ...], as an all-gather leaves it, in the order of storage."""
         return self._select(gathered, self._places)
 
     def to_rank_order(self, x: Tensor) -> Tensor:
-        """[T, ...] in the order of storage to that of a reduce-scatter, contiguous."""
+        """x [T, ...], in the order of storage, in that of a reduce-scatter, contiguous."""
         return self._select(x, self._held).contiguous()
 
 
