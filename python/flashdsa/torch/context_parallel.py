@@ -16,9 +16,10 @@ selection gather no index_k.
     cp = ContextParallel(total_tokens, order="zigzag")
     rows = cp.prepare_packed_metadata(cu_seqlens, cu_seqlens_padded=cu_seqlens_padded)
     x = cp.shard(x)                                 # [T, ...], the same on all ranks, to [T/R, ...]
-    kv = cp.start_gather(latent(x)[:, None])        # travels behind what follows
+    index_k = cp.start_gather(index_keys(x))        # these travel behind what follows, in order
+    kv = cp.start_gather(latent(x)[:, None])
     q = queries(x)
-    keys = cp.indexer_topk(index_q(x), index_k(x), head_weights(x), rows, 2048)
+    keys = cp.indexer_topk(index_q(x), index_k, head_weights(x), rows, 2048)
     out = cp.sparse_attention(q, kv, keys.topk_indices, scale, keys.topk_length)
 
 All ranks make the same calls in the same order, backward passes included; a rank that raises alone
