@@ -58,7 +58,14 @@ def build_selection_plan(topk_indices: Tensor, total_key_tokens: int, heads: int
                          check: Optional[bool] = None) -> SelectionPlan:
     """`flashdsa.build_selection_plan` as an operator, which torch.compile keeps in its graph.
 
-    Arguments, result and errors are those of the plain function.
+    Args:
+        topk_indices, total_key_tokens, heads, topk_length, backend, check: as there.
+
+    Returns:
+        SelectionPlan, as there.
+
+    Raises:
+        TypeError, ValueError, MemoryError, RuntimeError: as there.
     """
     name = "build_selection_plan"
     require_tensors(name, INPUTS, (topk_indices, topk_length), optional=1)
