@@ -65,7 +65,7 @@ def build_selection_plan(topk_indices: Tensor, total_key_tokens: int, heads: int
         SelectionPlan, as there.
 
     Raises:
-        TypeError, ValueError, MemoryError, RuntimeError: as there.
+        TypeError, ValueError, RuntimeError: as there.
     """
     name = "build_selection_plan"
     require_tensors(name, INPUTS, (topk_indices, topk_length), optional=1)
