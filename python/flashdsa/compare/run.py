@@ -1,0 +1,175 @@
+"""One run: every operation of every workload, FlashDSA beside one peer after the other."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Optional
+
+import torch
+
+from . import operations, workloads
+from .ceiling import Ceiling, measure_ceiling
+from .context import Context
+from .library import Library, NotInstalledError
+from .operations import OPERATIONS, Inputs
+from .ours import FlashDsa
+from .record import Measured, Record, make_record
+from .selections import neighbour_overlap
+from .shapes import SHAPES
+from .timing import Timing, peak_bytes, time_calls
+from .workloads import WORKLOADS, Problem
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What the command line asks for."""
+
+    operations: Sequence[str]
+    workloads: Sequence[str]
+    shapes: Sequence[str]
+    regimes: Sequence[str]
+    l2: Sequence[str]
+    backend: str
+    device: torch.device
+    threads: int
+    rows: int = 0
+    seed: int = 1
+    repeats: int = 0
+    min_seconds: float = 0.5
+    text_file: Optional[str] = None
+
+
+@dataclasses.dataclass
+class Peer:
+    """A library and its version, or why it is not there."""
+
+    library: Library
+    version: str
+    loaded: bool
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.library.name}@{self.version}"
+
+
+def load_peers(libraries: Sequence[Library]) -> list[Peer]:
+    """Raises CompareError where a peer is FlashDSA itself."""
+    peers = []
+    for library in libraries:
+        try:
+            peers.append(Peer(library, library.load(), True))
+        except NotInstalledError as error:
+            peers.append(Peer(library, str(error), False))
+    return peers
+
+
+class Comparison:
+    """The records of a run, and what was left out of it."""
+
+    def __init__(self, request: Request, peers: Sequence[Peer], context: Context):
+        self._request = request
+        self._peers = [peer for peer in peers if peer.loaded]
+        self._context = context
+        self._ours = FlashDsa(request.backend, request.threads)
+        self.left_out: list[str] = []
+        self.good = True
+
+    def records(self) -> Iterator[Record]:
+        """One after the other, as they are measured."""
+        for workload in self._request.workloads:
+            for shape in self._request.shapes:
+                reason = workloads.refusal(WORKLOADS[workload], SHAPES[shape])
+                if reason:
+                    self._leave_out(reason)
+                else:
+                    yield from self._of_problem(self._make_problem(workload, shape))
+
+    @functools.cached_property
+    def _ceilings(self) -> dict[str, Ceiling]:
+        device = self._request.device
+        return {regime: measure_ceiling(Timing(regime), device) for regime in self._request.regimes}
+
+    def _make_problem(self, workload: str, shape: str) -> Problem:
+        request = self._request
+        return workloads.make_problem(WORKLOADS[workload], SHAPES[shape], request.device,
+                                      rows=request.rows, seed=request.seed,
+                                      text_file=request.text_file)
+
+    def _of_problem(self, problem: Problem) -> Iterator[Record]:
+        inputs = Inputs(problem, problem.selection, self._ours.forward(problem, problem.selection))
+        for name in self._request.operations:
+            reason = operations.refusal(name, problem)
+            if reason:
+                self._leave_out(reason)
+                continue
+            for record in self._of_operation(name, inputs):
+                yield record
+
+    def _of_operation(self, name: str, inputs: Inputs) -> Iterator[Record]:
+        ours = self._checked(name, self._ours, inputs)
+        peers = [(peer, self._checked(name, peer.library, inputs))
+                 for peer in self._peers if self._takes(peer, name, inputs.problem)]
+        for timing in self._timings():
+            for peer, theirs in peers or [(None, None)]:
+                yield self._measure(name, inputs, timing, ours, peer, theirs)
+
+    def _takes(self, peer: Peer, name: str, problem: Problem) -> bool:
+        if name not in peer.library.operations:
+            return False
+        reason = peer.library.refusal(name, problem)
+        if reason:
+            self._leave_out(f"{name} of {peer.library.name}: {reason}")
+        return not reason
+
+    def _checked(self, name: str, library: Library, inputs: Inputs) -> _Call:
+        """The call, after its result has been judged."""
+        operation = OPERATIONS[name]
+        run = functools.partial(operation.run, library, inputs)
+        tight = library is self._ours and inputs.problem.device.type == "cpu"
+        error = operation.check(inputs, run(), tight)
+        self.good &= error.ok
+        return _Call(run, error, peak_bytes(run, inputs.problem.device))
+
+    def _timings(self) -> Iterator[Timing]:
+        for regime in self._request.regimes:
+            for l2 in self._request.l2:
+                yield Timing(regime, l2, self._request.repeats, self._request.min_seconds)
+
+    def _measure(self, name: str, inputs: Inputs, timing: Timing, ours: _Call,
+                 peer: Optional[Peer], theirs: Optional[_Call]) -> Record:
+        calls = [call for call in (ours, theirs) if call is not None]
+        times = time_calls([call.run for call in calls], timing, inputs.problem.device)
+        measured = [Measured(call.error, of_call, call.peak_bytes)
+                    for call, of_call in zip(calls, times)]
+        return make_record(self._fields(name, inputs.problem, timing),
+                           OPERATIONS[name].work(inputs.problem), self._ceilings[timing.regime],
+                           measured[0], peer and peer.full_name,
+                           measured[1] if theirs is not None else None, self._context)
+
+    def _fields(self, name: str, problem: Problem, timing: Timing) -> Record:
+        shape = problem.shape
+        overlap = None
+        if name in ("forward", "backward"):
+            overlap = neighbour_overlap(problem.selection.topk_indices.cpu().numpy(),
+                                        problem.starts, problem.visible)
+        return {"op": name, "backend": self._request.backend, "workload": problem.workload,
+                "shape": shape.full_name(problem.t_k), "heads": shape.heads,
+                "index_heads": shape.index_heads, "t_q": problem.t_q, "t_k": problem.t_k,
+                "topk": shape.topk, "head_dim": shape.head_dim, "layers": OPERATIONS[name].layers,
+                "threads": self._request.threads, "seed": self._request.seed,
+                "regime": timing.regime, "l2": timing.l2, "simulated": False, "overlap": overlap}
+
+    def _leave_out(self, reason: str) -> None:
+        if reason not in self.left_out:
+            self.left_out.append(reason)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """A library's call of one operation, judged."""
+
+    run: Callable[[], Any]
+    error: Any
+    peak_bytes: Optional[int]
