@@ -37,6 +37,7 @@ from .. import _checks
 from .._attention import attention_backward, attention_forward
 from .._indexer import Selection, indexer_backward, indexer_topk
 from .._metadata import PackedMetadata, prepare_packed_metadata
+from .._plan import SelectionPlan, from_parts, parts_of
 from .._torch_framework import is_plain
 from ._attention import autocast_inputs
 from ._operators import is_deterministic, require_tensors
@@ -215,8 +216,9 @@ class ContextParallel:
     def sparse_attention(self, q: Tensor, kv: Union[Tensor, Gather], topk_indices: Tensor,
                          softmax_scale: float, topk_length: Optional[Tensor] = None,
                          attn_sink: Optional[Tensor] = None, *, return_lse: bool = False,
-                         backend: str = "auto", threads: int = 0,
-                         deterministic: Optional[bool] = None, invariant: bool = False,
+                         plan: Optional[SelectionPlan] = None, backend: str = "auto",
+                         threads: int = 0, deterministic: Optional[bool] = None,
+                         invariant: bool = False,
                          check: Optional[bool] = None) -> Union[Tensor, tuple[Tensor, Tensor]]:
         """`flashdsa.torch.sparse_attention` of this rank's rows over the keys of all ranks.
 
@@ -229,6 +231,8 @@ class ContextParallel:
             kv: bfloat16 [T/R, 1, D], this rank's keys, or what `start_gather` made of them.
             topk_indices: int32 [T/R, 1, K], storage positions.
             topk_length: int32 [T/R].
+            plan: of `flashdsa.torch.build_selection_plan` for these rows, with T as
+                total_key_tokens.
             softmax_scale, attn_sink, return_lse, backend, threads, deterministic, invariant,
                 check: as there.
 
@@ -239,8 +243,9 @@ class ContextParallel:
             TypeError, ValueError, RuntimeError: as `flashdsa.attention_forward` and `start_gather`.
         """
         name = "attention_forward"
-        names = ("q", "topk_indices", "topk_length", "attn_sink")
-        require_tensors(name, names, (q, topk_indices, topk_length, attn_sink), optional=2)
+        names = ("q", "topk_indices", "topk_length", "attn_sink", "plan.storage")
+        storage, sizes = parts_of(name, plan)
+        require_tensors(name, names, (q, topk_indices, topk_length, attn_sink, storage), optional=3)
         if (not q.is_meta and torch.is_autocast_enabled(q.device.type)
                 and isinstance(kv, Tensor)):
             q, kv, attn_sink = autocast_inputs(q, kv, attn_sink)
@@ -248,7 +253,8 @@ class ContextParallel:
         options = {"backend": backend, "threads": threads, "check": check, "invariant": invariant,
                    "deterministic": is_deterministic(deterministic)}
         out, lse = _Attention.apply(q, *keys.take_anchor(), keys.received(), topk_indices,
-                                    softmax_scale, topk_length, attn_sink, options)
+                                    softmax_scale, topk_length, attn_sink, storage, sizes,
+                                    options)
         return (out, lse) if return_lse else out
 
     @torch.compiler.disable
@@ -434,11 +440,15 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, anchor: Tensor, reduction: _Reduction, kv: Tensor,
                 topk_indices: Tensor, softmax_scale: float, topk_length: Optional[Tensor],
-                attn_sink: Optional[Tensor], options: dict[str, Any]) -> tuple[Tensor, Tensor]:
+                attn_sink: Optional[Tensor], plan: Optional[Tensor],
+                plan_sizes: Optional[tuple[int, ...]],
+                options: dict[str, Any]) -> tuple[Tensor, Tensor]:
         result = attention_forward(q, kv, topk_indices, softmax_scale, topk_length, attn_sink,
-                                   **options)
-        ctx.save_for_backward(q, kv, topk_indices, topk_length, attn_sink, result.out, result.lse)
+                                   plan=from_parts(plan, plan_sizes), **options)
+        ctx.save_for_backward(q, kv, topk_indices, topk_length, attn_sink, plan, result.out,
+                              result.lse)
         ctx.reduction = reduction
+        ctx.plan_sizes = plan_sizes
         ctx.softmax_scale = softmax_scale
         ctx.options = options
         ctx.mark_non_differentiable(result.lse)
@@ -448,14 +458,15 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_out: Tensor, _: Any) -> tuple[Any, ...]:
-        q, kv, topk_indices, topk_length, attn_sink, out, lse = ctx.saved_tensors
+        q, kv, topk_indices, topk_length, attn_sink, plan, out, lse = ctx.saved_tensors
         if grad_out.stride(-1) != 1:
             grad_out = grad_out.contiguous()
         grads = attention_backward(q, kv, topk_indices, ctx.softmax_scale, out, lse, grad_out,
-                                   topk_length, attn_sink, grad_kv_float32=q.dtype != torch.float64,
-                                   **ctx.options)
+                                   topk_length, attn_sink, plan=from_parts(plan, ctx.plan_sizes),
+                                   grad_kv_float32=q.dtype != torch.float64, **ctx.options)
         grad_anchor = ctx.reduction.start(grads.grad_kv) if ctx.needs_input_grad[1] else None
-        return grads.grad_q, grad_anchor, None, None, None, None, None, grads.grad_attn_sink, None
+        return (grads.grad_q, grad_anchor, None, None, None, None, None, grads.grad_attn_sink, None,
+                None, None)
 
 
 def _sum_dtype(x: Tensor) -> torch.dtype:
