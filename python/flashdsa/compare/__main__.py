@@ -66,6 +66,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--rows", type=_count,
         help=f"the last N query rows of a workload, 0: all; default all, on the host {_HOST_ROWS}")
     add("--regime", type=_names, default="warm", help="cold, warm, sustained; default warm")
+    add("--plan", type=_names, default="built",
+        help="plans of forward, backward and step: none, reused, built; default built")
     add("--l2", type=_names, default="warm", help="warm, flushed; default warm")
     add("--text-file", metavar="FILE", help="of workload text: what `flashdsa synth --text` wrote")
     add("--seed", type=_count, default=1)
@@ -150,6 +152,7 @@ def _request(options: argparse.Namespace) -> Any:
     import torch
 
     from .operations import OPERATIONS
+    from .ours import PLAN_USES
     from .run import Request
     from .shapes import SHAPES
     from .timing import REGIMES
@@ -170,7 +173,8 @@ def _request(options: argparse.Namespace) -> Any:
     return Request(
         operations=_among("--op", options.op, OPERATIONS),
         workloads=_among("--workload", options.workload, WORKLOADS),
-        shapes=_among("--shape", options.shape, SHAPES), regimes=regimes, l2=l2, backend=backend,
+        shapes=_among("--shape", options.shape, SHAPES), regimes=regimes, l2=l2,
+        plans=_among("--plan", options.plan, PLAN_USES), backend=backend,
         device=torch.device("cpu" if on_host else "cuda", None if on_host else 0),
         threads=torch.get_num_threads() if on_host else 1, rows=rows, seed=options.seed,
         repeats=options.repeats, min_seconds=options.min_seconds, text_file=options.text_file)

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Optional
 
+import numpy as np
 import torch
 
 from . import operations, workloads
@@ -16,7 +17,6 @@ from .library import Library, NotInstalledError
 from .operations import OPERATIONS, Inputs
 from .ours import FlashDsa
 from .record import Measured, Record, make_record
-from .selections import neighbour_overlap
 from .shapes import SHAPES
 from .timing import Timing, peak_bytes, time_calls
 from .workloads import WORKLOADS, Problem
@@ -31,6 +31,7 @@ class Request:
     shapes: Sequence[str]
     regimes: Sequence[str]
     l2: Sequence[str]
+    plans: Sequence[str]
     backend: str
     device: torch.device
     threads: int
@@ -72,7 +73,6 @@ class Comparison:
         self._request = request
         self._peers = [peer for peer in peers if peer.loaded]
         self._context = context
-        self._ours = FlashDsa(request.backend, request.threads)
         self.left_out: list[str] = []
         self.good = True
 
@@ -98,22 +98,33 @@ class Comparison:
                                       text_file=request.text_file)
 
     def _of_problem(self, problem: Problem) -> Iterator[Record]:
-        inputs = Inputs(problem, problem.selection, self._ours.forward(problem, problem.selection))
+        forward = self._ours("none").forward(problem, problem.selection)
+        inputs = Inputs(problem, problem.selection, forward)
         for name in self._request.operations:
             reason = operations.refusal(name, problem)
             if reason:
                 self._leave_out(reason)
-                continue
-            for record in self._of_operation(name, inputs):
-                yield record
+            else:
+                yield from self._of_operation(name, inputs)
 
     def _of_operation(self, name: str, inputs: Inputs) -> Iterator[Record]:
-        ours = self._checked(name, self._ours, inputs)
-        peers = [(peer, self._checked(name, peer.library, inputs))
-                 for peer in self._peers if self._takes(peer, name, inputs.problem)]
-        for timing in self._timings():
-            for peer, theirs in peers or [(None, None)]:
-                yield self._measure(name, inputs, timing, ours, peer, theirs)
+        peers: list[tuple[Optional[Peer], Optional[_Call]]] = [
+            (peer, self._checked(name, peer.library, inputs))
+            for peer in self._peers if self._takes(peer, name, inputs.problem)]
+        for plan_use in _plan_uses(name, self._request.plans):
+            library, planned = self._ours(plan_use), inputs
+            if plan_use == "reused":
+                planned = inputs._replace(
+                    selection=library.prepare(inputs.problem, inputs.selection))
+            ours = self._checked(name, library, planned)
+            for timing in self._timings():
+                fields = self._fields(name, inputs.problem, timing)
+                fields.update(self._plan_fields(library, planned, plan_use, timing))
+                for peer, theirs in peers or [(None, None)]:
+                    yield self._measure(name, fields, inputs.problem, timing, ours, peer, theirs)
+
+    def _ours(self, plan_use: str) -> FlashDsa:
+        return FlashDsa(self._request.backend, self._request.threads, plan_use)
 
     def _takes(self, peer: Peer, name: str, problem: Problem) -> bool:
         if name not in peer.library.operations:
@@ -125,41 +136,46 @@ class Comparison:
 
     def _checked(self, name: str, library: Library, inputs: Inputs) -> _Call:
         """The call, after its result has been judged."""
-        operation = OPERATIONS[name]
+        operation, device = OPERATIONS[name], inputs.problem.device
         run = functools.partial(operation.run, library, inputs)
-        tight = library is self._ours and inputs.problem.device.type == "cpu"
+        tight = isinstance(library, FlashDsa) and device.type == "cpu"
         error = operation.check(inputs, run(), tight)
         self.good &= error.ok
-        return _Call(run, error, peak_bytes(run, inputs.problem.device))
+        return _Call(run, error, peak_bytes(run, device))
 
     def _timings(self) -> Iterator[Timing]:
         for regime in self._request.regimes:
             for l2 in self._request.l2:
                 yield Timing(regime, l2, self._request.repeats, self._request.min_seconds)
 
-    def _measure(self, name: str, inputs: Inputs, timing: Timing, ours: _Call,
+    def _measure(self, name: str, fields: Record, problem: Problem, timing: Timing, ours: _Call,
                  peer: Optional[Peer], theirs: Optional[_Call]) -> Record:
         calls = [call for call in (ours, theirs) if call is not None]
-        times = time_calls([call.run for call in calls], timing, inputs.problem.device)
+        times = time_calls([call.run for call in calls], timing, problem.device)
         measured = [Measured(call.error, of_call, call.peak_bytes)
                     for call, of_call in zip(calls, times)]
-        return make_record(self._fields(name, inputs.problem, timing),
-                           OPERATIONS[name].work(inputs.problem), self._ceilings[timing.regime],
+        return make_record(fields, OPERATIONS[name].work(problem), self._ceilings[timing.regime],
                            measured[0], peer and peer.full_name,
                            measured[1] if theirs is not None else None, self._context)
 
     def _fields(self, name: str, problem: Problem, timing: Timing) -> Record:
         shape = problem.shape
-        overlap = None
-        if name in ("forward", "backward"):
-            overlap = neighbour_overlap(problem.selection.topk_indices.cpu().numpy(),
-                                        problem.starts, problem.visible)
         return {"op": name, "backend": self._request.backend, "workload": problem.workload,
                 "shape": shape.full_name(problem.t_k), "heads": shape.heads,
                 "index_heads": shape.index_heads, "t_q": problem.t_q, "t_k": problem.t_k,
                 "topk": shape.topk, "head_dim": shape.head_dim, "layers": OPERATIONS[name].layers,
                 "threads": self._request.threads, "seed": self._request.seed,
-                "regime": timing.regime, "l2": timing.l2, "simulated": False, "overlap": overlap}
+                "regime": timing.regime, "l2": timing.l2, "simulated": False,
+                "overlap": problem.overlap if name in ("forward", "backward") else None}
+
+    def _plan_fields(self, library: FlashDsa, inputs: Inputs, plan_use: str,
+                     timing: Timing) -> Record:
+        """Of a plan that is reused also the median of building it, which no row's time holds."""
+        plan, milliseconds = inputs.selection.plan, None
+        if plan is not None:
+            build = functools.partial(library.build_plan, inputs.problem, inputs.selection)
+            milliseconds = float(np.median(time_calls([build], timing, inputs.problem.device)))
+        return {"plan": plan_use, "plan_bytes": plan and plan.nbytes, "plan_ms": milliseconds}
 
     def _leave_out(self, reason: str) -> None:
         if reason not in self.left_out:
@@ -173,3 +189,12 @@ class _Call:
     run: Callable[[], Any]
     error: Any
     peak_bytes: Optional[int]
+
+
+def _plan_uses(operation: str, wanted: Sequence[str]) -> Sequence[str]:
+    """The indexer has no plan. A step builds one for its layers, or none."""
+    if operation == "topk":
+        return ["none"]
+    if operation == "step":
+        return list(dict.fromkeys("none" if use == "none" else "built" for use in wanted))
+    return wanted

@@ -33,7 +33,7 @@ def format_rate(tflops: Optional[float]) -> str:
 
 
 _COLUMNS: dict[str, Callable[[Record], str]] = {
-    "op": lambda r: r["op"],
+    "op": lambda r: r["op"] if r["plan"] == "none" else f"{r['op']}, plan {r['plan']}",
     "workload": lambda r: r["workload"],
     "shape": lambda r: r["shape"],
     "T_q": lambda r: str(r["t_q"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -13,7 +14,7 @@ from .. import indexer_topk, prepare_packed_metadata
 from . import drift
 from .documents import draw_lengths
 from .errors import CompareError
-from .selections import KEPT_SHARE, select_rows
+from .selections import KEPT_SHARE, neighbour_overlap, select_rows
 from .shapes import VALUE_DIM, Shape
 
 INPUT_SCALE = 0.0625
@@ -99,6 +100,11 @@ class Problem:
     @property
     def device(self) -> torch.device:
         return self.q.device
+
+    @functools.cached_property
+    def overlap(self) -> Optional[float]:
+        return neighbour_overlap(self.selection.topk_indices.cpu().numpy(), self.starts,
+                                 self.visible)
 
     def build_metadata(self) -> Any:
         """Of a causal batch."""
