@@ -3,7 +3,6 @@ dark."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -22,6 +21,8 @@ THEMES = {
 
 _OURS = "flashdsa"
 _MARKERS = "osD^vP*X"
+_TIMED = ("topk", "forward", "backward", "step")
+_PLANS = ("reused", "none", "built")
 
 
 def write_plots(folder: Path, records: Sequence[Record]) -> list[Path]:
@@ -54,8 +55,8 @@ def newest(records: Sequence[Record]) -> list[Record]:
     for record in records:
         peer = (record.get("peer") or "").split("@")[0]
         key = tuple(record.get(name) for name in ("op", "workload", "shape", "heads", "t_q",
-                                                  "threads", "plan"))
-        by_key[(*key, peer)] = record
+                                                  "threads"))
+        by_key[(*key, _plan(record), peer)] = record
     return list(by_key.values())
 
 
@@ -87,15 +88,24 @@ def _style(colors: dict[str, Any]) -> dict[str, Any]:
             "svg.hashsalt": "flashdsa"}
 
 
-def _figure(records: Sequence[Record], title: str, width: float, height: float,
+def _figure(records: Sequence[Record], title: str, width: float, height: float, rows: int = 1,
             columns: int = 1) -> tuple[Any, Any]:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.subplots(1, columns, squeeze=False)[0]
+    panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey="row")
     device, backend, regime, l2 = _group(records[0])
     figure.suptitle(f"{title}\n{device}, {backend}, regime {regime}, L2 {l2}", fontsize=10)
-    return figure, axes
+    return figure, panels
+
+
+def _plain_ticks(axis: Any, format_value: str = "{x:g}") -> None:
+    """Numbers instead of powers on a logarithmic axis."""
+    from matplotlib.ticker import LogLocator
+
+    axis.set_major_formatter(format_value)
+    axis.set_minor_locator(LogLocator(subs=(2, 5)))
+    axis.set_minor_formatter(format_value)
 
 
 def _peer_name(record: Record) -> str:
@@ -107,9 +117,8 @@ def _peer_colors(records: Sequence[Record], colors: dict[str, Any]) -> dict[str,
     return {name: colors["peers"][i % len(colors["peers"])] for i, name in enumerate(names)}
 
 
-def _operation(record: Record) -> str:
-    plan = record.get("plan") or "none"
-    return record["op"] if plan == "none" else f"{record['op']}, plan {plan}"
+def _plan(record: Record) -> str:
+    return record.get("plan") or "none"
 
 
 def _family(workload: str) -> str:
@@ -118,53 +127,70 @@ def _family(workload: str) -> str:
 
 
 def _draw_times(records: Sequence[Record], colors: dict[str, Any]) -> Any:
-    operations = list(dict.fromkeys(record["op"] for record in records))
-    figure, axes = _figure(records, "Time of a query row against the number of keys",
-                           3.6 * len(operations) + 1, 4.2, len(operations))
-    peers = _peer_colors(records, colors)
-    for panel, operation in zip(axes, operations):
-        here = [record for record in records if record["op"] == operation]
-        _draw_lines(panel, _series(here), peers, colors)
-        panel.set(title=operation, xlabel="T_k", xscale="log", yscale="log")
-        ticks = sorted({record["t_k"] for record in here})
-        panel.set_xticks(ticks, [f"{t_k / 1024:g}k" for t_k in ticks])
-        panel.minorticks_off()
-        panel.legend(fontsize=7)
-    axes[0].set_ylabel("microseconds per row, H in the legend")
+    shown = [record for record in records if record["op"] in _TIMED]
+    operations = [name for name in _TIMED if any(record["op"] == name for record in shown)]
+    heads = sorted({record["heads"] for record in shown})
+    figure, panels = _figure(records, "Time of a query row against the number of keys",
+                             2.5 * max(2, len(heads)) + 2, 2.2 * max(1, len(operations)) + 1,
+                             max(1, len(operations)), max(1, len(heads)))
+    peers = {_OURS: colors["ours"], **_peer_colors(shown, colors)}
+    families = list(dict.fromkeys(_family(record["workload"]) for record in shown))
+    for row, operation in zip(panels, operations):
+        for panel, count in zip(row, heads):
+            here = [r for r in shown if r["op"] == operation and r["heads"] == count]
+            panel.set_title(f"{operation}, H {count}", fontsize=9)
+            _draw_lines(panel, here, peers, families)
+    figure.supxlabel("T_k", fontsize=9)
+    figure.supylabel("microseconds per query row", fontsize=9)
+    figure.legend(handles=_legend(peers, families, colors), loc="outside right upper", fontsize=8)
     return figure
 
 
 def _series(records: Sequence[Record]) -> dict[tuple[str, str], dict[int, float]]:
-    """Microseconds per row by T_k, of (library, what is run)."""
+    """Microseconds per row by T_k, of (library, family of workloads). Where rows differ in the
+    plan, those count whose time holds its building."""
     series: dict[tuple[str, str], dict[int, float]] = {}
-    for record in records:
-        plan = record.get("plan") or "none"
-        work = f"{_family(record['workload'])}, H {record['heads']}"
-        suffix = "" if plan == "none" else f", plan {plan}"
-        libraries = [(_OURS, work + suffix, record["median_ms"])]
+    for record in sorted(records, key=lambda record: _PLANS.index(_plan(record))):
+        libraries = [(_OURS, record["median_ms"])]
         if record.get("peer"):
-            libraries.append((_peer_name(record), work, record["peer_median_ms"]))
-        for library, label, milliseconds in libraries:
-            line = series.setdefault((library, label), {})
+            libraries.append((_peer_name(record), record["peer_median_ms"]))
+        for library, milliseconds in libraries:
+            line = series.setdefault((library, _family(record["workload"])), {})
             line[record["t_k"]] = 1e3 * milliseconds / record["t_q"]
     return series
 
 
-def _draw_lines(panel: Any, series: dict[tuple[str, str], dict[int, float]],
-                peers: dict[str, str], colors: dict[str, Any]) -> None:
-    works = list(dict.fromkeys(label for _, label in series))
-    for (library, label), points in series.items():
+def _draw_lines(panel: Any, records: Sequence[Record], peers: dict[str, str],
+                families: Sequence[str]) -> None:
+    if not records:
+        panel.set_visible(False)
+        return
+    for (library, family), points in _series(records).items():
         lengths, times = zip(*sorted(points.items()))
-        panel.plot(lengths, times, label=f"{library}: {label}",
-                   color=colors["ours"] if library == _OURS else peers[library],
-                   linestyle="-" if library == _OURS else "--",
-                   marker=_MARKERS[works.index(label) % len(_MARKERS)], markersize=5)
+        panel.plot(lengths, times, color=peers[library], linestyle="-" if library == _OURS else "--",
+                   marker=_MARKERS[families.index(family) % len(_MARKERS)], markersize=5)
+    panel.set_xscale("log", base=2)
+    panel.set_yscale("log")
+    panel.xaxis.set_major_formatter(lambda t_k, _: f"{t_k / 1024:g}k")
+    _plain_ticks(panel.yaxis)
+    panel.tick_params(labelsize=7, labelbottom=True, labelleft=True, which="both")
+
+
+def _legend(peers: dict[str, str], families: Sequence[str], colors: dict[str, Any]) -> list[Any]:
+    """Colours are libraries, markers are workloads."""
+    from matplotlib.lines import Line2D
+
+    lines = [Line2D([], [], color=color, label=name, linestyle="-" if name == _OURS else "--")
+             for name, color in peers.items()]
+    return lines + [Line2D([], [], color=colors["ink"], linestyle="", label=family,
+                           marker=_MARKERS[i % len(_MARKERS)]) for i, family in enumerate(families)]
 
 
 def _draw_ratios(records: Sequence[Record], colors: dict[str, Any]) -> Any:
-    pairs = [record for record in records if record.get("ratio")]
-    figure, (panel,) = _figure(records, "Peer's time over FlashDSA's: right of 1 FlashDSA is faster",
-                               8, 1.6 + 0.28 * max(1, len(pairs)))
+    pairs = sorted((record for record in records if record.get("ratio")), key=_ratio_order)
+    figure, ((panel,),) = _figure(
+        records, "Peer's time over FlashDSA's: right of 1 FlashDSA is faster", 8,
+        1.4 + 0.26 * max(1, len(pairs)))
     peers = _peer_colors(records, colors)
     for place, record in enumerate(pairs):
         ratio = record["ratio"]
@@ -173,23 +199,28 @@ def _draw_ratios(records: Sequence[Record], colors: dict[str, Any]) -> Any:
                        textcoords="offset points", va="center",
                        ha="left" if ratio >= 1 else "right")
     panel.set_yticks(range(len(pairs)), [
-        f"{_operation(record)} · {record['workload']} · H {record['heads']} · {_peer_name(record)}"
-        for record in pairs])
+        f"{record['op']}{'' if _plan(record) == 'none' else ', plan ' + _plan(record)} · "
+        f"{record['workload']} · H {record['heads']} · {_peer_name(record)}" for record in pairs])
     panel.axvline(1, color=colors["ink"], linewidth=1)
-    panel.invert_yaxis()
+    panel.set_ylim(max(1, len(pairs)) - 0.4, -0.6)
     panel.grid(axis="y", visible=False)
     highest = max((record["ratio"] for record in pairs), default=1)
     if highest > 10:
         panel.set_xscale("log")
+        _plain_ticks(panel.xaxis)
     panel.margins(x=0.15)
     panel.set_xlabel("ratio" if pairs else "no row has a peer")
     return figure
 
 
+def _ratio_order(record: Record) -> tuple[Any, ...]:
+    return (record["op"], record["workload"], record["heads"], _plan(record), record["peer"])
+
+
 def _draw_roofline(records: Sequence[Record], colors: dict[str, Any]) -> Any:
     counted = [record for record in records if record.get("tflops")]
-    figure, (panel,) = _figure(records, "Rate against FLOP per byte, by the benchmark's formulae",
-                               7.5, 4.8)
+    figure, ((panel,),) = _figure(
+        records, "Rate against FLOP per byte, by the benchmark's formulae", 7.5, 4.8)
     points: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
     for record in counted:
         intensity = record["tflops"] * 1e12 / record["bytes_per_s"]
@@ -205,6 +236,8 @@ def _draw_roofline(records: Sequence[Record], colors: dict[str, Any]) -> Any:
                       color=colors["ours"] if library == _OURS else peers[library], s=28)
     _draw_roof(panel, counted, colors)
     panel.set(xscale="log", yscale="log", xlabel="FLOP per byte", ylabel="TFLOP/s")
+    _plain_ticks(panel.xaxis)
+    _plain_ticks(panel.yaxis)
     if counted:
         panel.legend(fontsize=8, loc="lower right")
     return figure
@@ -233,7 +266,7 @@ def _draw_roof(panel: Any, records: Sequence[Record], colors: dict[str, Any]) ->
     left = min(low, ridge / 8)
     panel.plot([left, ridge], [left * copies[-1] / 1e12, peaks[-1]], color=colors["ink"],
                linewidth=1, linestyle=":", label=f"copy {copies[-1] / 1e12:.3g} TB/s")
-    panel.set_xlim(left, max(high, ridge * 2, math.nextafter(left, math.inf)))
+    panel.set_xlim(left, max(high, ridge * 2))
 
 
 _DRAWINGS: dict[str, Callable[[Sequence[Record], dict[str, Any]], Any]] = {
