@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import importlib.util
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -65,16 +64,18 @@ class Library:
         return selection
 
 
-def load_name(module: str, name: str, package: str) -> tuple[Any, str]:
-    """`name` of an installed module, and the version of the package that it belongs to. A stand-in
-    of FlashDSA's own is refused: it would be timed beside itself."""
+def load_name(module: str, name: str, package: str, calls: tuple[str, ...] = ()
+              ) -> tuple[Any, str]:
+    """`name` of an installed module, which must have `calls`, and the version of the package that
+    it belongs to. A stand-in of FlashDSA's own is refused: it would be timed beside itself."""
     try:
         value = getattr(importlib.import_module(module), name)
+        parts = [value, *(getattr(value, call) for call in calls)]
     except (ImportError, AttributeError, OSError) as error:
         absent = isinstance(error, ModuleNotFoundError) and error.name == module
         raise NotInstalledError(
             "not installed" if absent else f"{module}.{name} does not load: {error}") from None
-    if _is_ours(value):
+    if any(map(_is_ours, parts)):
         raise CompareError(f"peer {module} must be another library, got the stand-in that "
                            "flashdsa.compat.install() registered")
     try:

@@ -88,8 +88,9 @@ class Comparison:
 
     @functools.cached_property
     def _ceilings(self) -> dict[str, Ceiling]:
-        device = self._request.device
-        return {regime: measure_ceiling(Timing(regime), device) for regime in self._request.regimes}
+        request = self._request
+        return {regime: measure_ceiling(Timing(regime, min_seconds=request.min_seconds),
+                                        request.device) for regime in request.regimes}
 
     def _make_problem(self, workload: str, shape: str) -> Problem:
         request = self._request

@@ -197,6 +197,11 @@ def _read_text(path: Optional[str], shape: Shape, device: torch.device) -> dict[
     if missing:
         raise CompareError(f"--text-file must hold {', '.join(names)}, got {path} without "
                            f"{', '.join(missing)}")
+    rows, keys = (tensors[name].shape[0] for name in ("index_q", "index_k"))
+    if not rows == keys == tensors["cu_seqlens"][-1]:
+        raise CompareError(f"--text-file must hold all rows of documents without padding, got "
+                           f"{path} with {rows} rows and {keys} keys of "
+                           f"{tensors['cu_seqlens'][-1]} tokens")
     heads = tensors["index_q"].shape[1]
     if heads != shape.index_heads:
         raise CompareError(f"--text-file must hold {shape.index_heads} indexer heads as shape "

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..library import Forward, Gradients, Library, load_name, padded_heads, round_up
 from ..workloads import Problem, Selection
 
+_CALLS = ("indexer_forward_wrapper", "indexer_top_k_wrapper", "sparse_attention_backward_wrapper")
 _HEADS = 64  # the backward takes multiples of it
 _INDEX_HEADS = (32, 64)
 _SCRATCH_BYTES = 2 * 2**30  # of one call that selects; longer score matrices are cut into rows
@@ -25,7 +26,7 @@ class Cudnn(Library):
     operations = ("topk", "backward")
 
     def load(self) -> str:
-        self._dsa, version = load_name("cudnn", "DSA", "nvidia-cudnn-frontend")
+        self._dsa, version = load_name("cudnn", "DSA", "nvidia-cudnn-frontend", _CALLS)
         return version
 
     def refusal(self, operation: str, problem: Problem) -> str:

@@ -3,7 +3,9 @@ them as objects.
 
 One thread block per query row and up to 64 heads. Queries stay in shared memory; blocks of 64
 gathered keys pass through two stages, and each serves the product with the queries and, by its
-first channels, that with the probabilities. 224 KiB of shared memory, with 64 heads.
+first channels, that with the probabilities. 224 KiB of shared memory, with 64 heads. All K slots
+are walked, those behind topk_length masked: a pipeline has a number of blocks that is known when it
+is compiled.
 """
 
 import tilelang.language as T
@@ -50,7 +52,7 @@ def sparse_mla_forward(t_q: int, t_k: int, heads: int, topk: int, head_dim: int,
             T.fill(total, 0)
             T.fill(highest, -T.infinity("float32"))
 
-            for block in T.Pipelined(T.ceildiv(topk_length[row], _BLOCK_KEYS), num_stages=_STAGES):
+            for block in T.Pipelined(T.ceildiv(topk, _BLOCK_KEYS), num_stages=_STAGES):
                 slot = block * _BLOCK_KEYS
                 for i, c in T.Parallel(_BLOCK_KEYS, value_dim):
                     s_keys[i, c] = kv[T.max(topk_indices[row, slot + i], 0), c]
