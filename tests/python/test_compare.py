@@ -16,6 +16,7 @@ from conftest import ROOT
 
 torch = pytest.importorskip("torch")
 
+from flashdsa import compat  # noqa: E402
 from flashdsa.compare import judge, operations, plots, workloads  # noqa: E402
 from flashdsa.compare.__main__ import main  # noqa: E402
 from flashdsa.compare.documents import draw_lengths  # noqa: E402
@@ -239,6 +240,66 @@ def test_oracle_is_what_autograd_says(problem):
     torch.testing.assert_close(judge.exact_grad_kv(alone, alone.selection, keys), kv.grad[keys, 0])
 
 
+# ----------------------------------------------------------------------------------------- peers
+
+
+class CudnnCalls:
+    """cuDNN Frontend's calls by their stand-ins, which work on the host."""
+
+    indexer_top_k_wrapper = staticmethod(compat.indexer_top_k_wrapper)
+    indexer_forward_wrapper = staticmethod(compat.indexer_forward_wrapper)
+
+    @staticmethod
+    def sparse_attention_backward_wrapper(q, *tensors, **options):
+        assert q.shape[1] % 64 == 0 and all(tensor.is_contiguous() for tensor in (q, *tensors))
+        return compat.sparse_attention_backward_wrapper(q, *tensors, **options)
+
+
+def flash_mla_call(q, kv, indices, scale, **options):
+    assert q.shape[1] % 64 == 0 and q.is_contiguous()
+    return compat.flash_mla_sparse_fwd(q, kv, indices, scale, **options)
+
+
+@pytest.fixture
+def pair(monkeypatch):
+    """The peers' calls with the stand-ins behind them: their conventions without their kernels."""
+    peer = PEERS["flash_mla+cudnn"]()
+    peer._flash_mla._forward, peer._cudnn._dsa = flash_mla_call, CudnnCalls
+    return peer
+
+
+@pytest.mark.parametrize("workload", ["single8k", "sft4k", "long32k"])
+def test_peers_calls_keep_their_conventions(workload, pair):
+    made = make(workload, rows=24)
+    inputs = operations.Inputs(made, made.selection, None)
+    result = operations.OPERATIONS["step"].run(pair, inputs)
+    figure = operations.OPERATIONS["step"].check(inputs, result, False)
+    assert figure.ok, str(figure)
+    assert result.forward.lse.shape == (24, 8) and result.gradients.grad_q.shape == made.q.shape
+
+
+def test_cudnn_selects_in_pieces_of_bounded_scratch(problem, pair, monkeypatch):
+    whole = pair.topk(problem, problem.metadata)
+    monkeypatch.setattr("flashdsa.compare.peers._cudnn._SCRATCH_BYTES", 8 * 8192 * 5)
+    pieces = pair.topk(problem, problem.metadata)
+    assert torch.equal(whole.topk_indices, pieces.topk_indices)
+    assert judge.check_topk(problem, pieces).ok
+
+
+def test_peers_say_what_they_do_not_take(problem):
+    full = make("random")
+    on_gpu = types.SimpleNamespace(device=torch.device("cuda"), causal=False, workload="random",
+                                   shape=problem.shape)
+    cudnn = PEERS["cudnn"]()
+    assert cudnn.refusal("topk", on_gpu) == (
+        "its indexer is causal, and in random every row sees all keys")
+    on_gpu.causal = True
+    assert cudnn.refusal("topk", on_gpu) == "its indexer has 32 or 64 heads"
+    assert cudnn.refusal("backward", on_gpu) == "" == PEERS["torch"]().refusal("topk", full)
+    for name in ("flash_mla", "cudnn", "flash_mla+cudnn", "tilelang"):
+        assert PEERS[name]().refusal("forward", full) == "needs a GPU"
+
+
 # --------------------------------------------------------------------------------------- command
 
 
@@ -422,6 +483,35 @@ def test_a_shape_of_a_rank_has_its_rows_and_keys(capsys):
         "workload random does not have the T_k = 32768 of shape glm5.2-cp8")
     made = make("random32k", dataclasses.replace(SHAPES["glm5.2-cp8-32k"], heads=1, topk=8), rows=0)
     assert (made.t_q, made.t_k, made.shape.full_name(made.t_k)) == (4096, 32768, "glm5.2-cp8-32k")
+
+
+@pytest.mark.parametrize("module, arguments, sentence", [
+    ("torch", (), "PyTorch must be installed, got none: pip install 'flashdsa[compare]'"),
+    ("matplotlib", ("--backend", "cpu", "--plots", "plots"),
+     "--plots needs matplotlib, got none: pip install 'flashdsa[compare]'"),
+])
+def test_a_missing_package_is_unavailable(module, arguments, sentence, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, module, None)
+    code, output = run_main(capsys, *arguments)
+    assert (code, output.out, output.err) == (3, "", f"flashdsa-compare: {sentence}\n")
+
+
+def test_text_needs_safetensors(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    code, output = run_main(capsys, "--backend", "cpu", "--workload", "text", "--text-file", "f")
+    assert code == 3 and output.err == ("flashdsa-compare: workload text needs safetensors, got "
+                                        "none: pip install 'flashdsa[compare]'\n")
+
+
+def test_a_peer_that_raises_is_left_out(monkeypatch, capsys):
+    def fail(self, problem, selection):
+        raise RuntimeError("no such kernel\nat all")
+
+    monkeypatch.setattr(PEERS["torch"], "forward", fail)
+    code, output = run_main(capsys, "--backend", "cpu", "--op", "forward", "--workload", "random",
+                            "--peer", "torch", *RUN)
+    assert code == 0
+    assert output.out.endswith("left out: forward of torch: RuntimeError: no such kernel\n")
 
 
 @pytest.mark.parametrize("library", ["flashdsa", "torch"])

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Optional
 
-from .errors import (CHECK_FAILED, SUCCESS, USAGE, CompareError, UnavailableError)
+from .errors import CHECK_FAILED, SUCCESS, CompareError, UnavailableError
 
 _HOST_ROWS = 512
 _DEFAULT_WORKLOADS = "random,drift90,sft4k"
@@ -22,6 +21,9 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
         options = _parse(arguments)
+        if importlib.util.find_spec("torch") is None:
+            raise UnavailableError("PyTorch must be installed, got none: pip install "
+                                   "'flashdsa[compare]'")
         if options.from_results:
             return _draw(options)
         return _compare(options, shlex.join(["flashdsa-compare", *arguments]))
@@ -95,22 +97,20 @@ def _draw(options: argparse.Namespace) -> int:
 
 
 def _compare(options: argparse.Namespace, command: str) -> int:
-    if importlib.util.find_spec("torch") is None:
-        raise UnavailableError("PyTorch must be installed, got none: pip install "
-                               "'flashdsa[compare]'")
     from .context import describe_run
-    from .record import append_csv, append_json_lines, check_appendable
+    from .plots import load_matplotlib, write_plots
+    from .record import append_csv_line, append_json_line, check_appendable
     from .run import Comparison, load_peers
     from .table import format_table, records_table
 
     request = _request(options)
     peers = load_peers(_libraries(options))
-    outputs = [(path, append) for path, append in ((options.json, append_json_lines),
-                                                   (options.csv, append_csv)) if path]
+    outputs = [(path, append) for path, append in ((options.json, append_json_line),
+                                                   (options.csv, append_csv_line)) if path]
     for path, _ in outputs:
         check_appendable(path)
     if options.plots:
-        from .plots import write_plots
+        load_matplotlib()
     context = describe_run(request.device, request.threads, options.commit, command)
     _print_header(context)
     print(format_table([["peer", "version", "operations"]]
@@ -118,15 +118,17 @@ def _compare(options: argparse.Namespace, command: str) -> int:
                           for peer in peers]), flush=True)
 
     comparison = Comparison(request, peers, context)
-    records = list(comparison.records())
+    records = []
+    for record in comparison.records():
+        records.append(record)
+        for path, append in outputs:
+            append(path, record)
     if not records:
         raise CompareError("--op must name an operation that a workload has, got none: "
                            f"{comparison.left_out[0]}")
     print(records_table(records), end="")
     for reason in comparison.left_out:
         print(f"left out: {reason}")
-    for path, append in outputs:
-        append(path, records)
     if options.plots:
         write_plots(options.plots, records)
     return SUCCESS if comparison.good else CHECK_FAILED

@@ -29,7 +29,7 @@ def write_plots(folder: Path, records: Sequence[Record]) -> list[Path]:
     """Draws the newest row of every key, of the device and power regime that has most rows."""
     if not records:
         raise CompareError("--plots must have rows to draw, got none")
-    matplotlib = _load_matplotlib()
+    matplotlib = load_matplotlib()
     chosen = newest(_largest_group(records))
     written = []
     try:
@@ -41,7 +41,7 @@ def write_plots(folder: Path, records: Sequence[Record]) -> list[Path]:
                     for suffix in ("svg", "png"):
                         path = folder / f"{name}-{theme}.{suffix}"
                         metadata = {"Date": None} if suffix == "svg" else None
-                        figure.savefig(path, dpi=150, bbox_inches="tight", metadata=metadata)
+                        figure.savefig(path, dpi=150, metadata=metadata)
                         written.append(path)
     except OSError as error:
         raise CompareError(f"--plots must be a folder that can be written, got {folder}: "
@@ -60,7 +60,7 @@ def newest(records: Sequence[Record]) -> list[Record]:
     return list(by_key.values())
 
 
-def _load_matplotlib() -> Any:
+def load_matplotlib() -> Any:
     try:
         import matplotlib
     except ImportError:

@@ -74,21 +74,19 @@ def check_appendable(path: Path) -> None:
                            f"got: {error.strerror}") from None
 
 
-def append_json_lines(path: Path, records: list[Record]) -> None:
+def append_json_line(path: Path, record: Record) -> None:
     with path.open("a", encoding="utf-8") as file:
-        for record in records:
-            file.write(json.dumps(record, separators=(",", ":")) + "\n")
+        file.write(json.dumps(record, separators=(",", ":")) + "\n")
 
 
-def append_csv(path: Path, records: list[Record]) -> None:
-    """With a line of names where the file is empty."""
+def append_csv_line(path: Path, record: Record) -> None:
+    """Behind a line of names where the file is empty."""
     with path.open("a", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, records[0].keys(), lineterminator="\n")
+        writer = csv.DictWriter(file, record.keys(), lineterminator="\n")
         if file.tell() == 0:
             writer.writeheader()
-        for record in records:
-            writer.writerow({name: str(value).lower() if isinstance(value, bool) else value
-                             for name, value in record.items()})
+        writer.writerow({name: str(value).lower() if isinstance(value, bool) else value
+                         for name, value in record.items()})
 
 
 def read_json_lines(path: Path) -> list[Record]:

@@ -109,9 +109,8 @@ class Comparison:
                 yield from self._of_operation(name, inputs)
 
     def _of_operation(self, name: str, inputs: Inputs) -> Iterator[Record]:
-        peers: list[tuple[Optional[Peer], Optional[_Call]]] = [
-            (peer, self._checked(name, peer.library, inputs))
-            for peer in self._peers if self._takes(peer, name, inputs.problem)]
+        peers = [(peer, call) for peer in self._peers
+                 if (call := self._peer_call(peer, name, inputs)) is not None]
         for plan_use in _plan_uses(name, self._request.plans):
             library, planned = self._ours(plan_use), inputs
             if plan_use == "reused":
@@ -127,13 +126,19 @@ class Comparison:
     def _ours(self, plan_use: str) -> FlashDsa:
         return FlashDsa(self._request.backend, self._request.threads, plan_use)
 
-    def _takes(self, peer: Peer, name: str, problem: Problem) -> bool:
-        if name not in peer.library.operations:
-            return False
-        reason = peer.library.refusal(name, problem)
-        if reason:
-            self._leave_out(f"{name} of {peer.library.name}: {reason}")
-        return not reason
+    def _peer_call(self, peer: Peer, name: str, inputs: Inputs) -> Optional[_Call]:
+        """None where a peer does not have the operation, or does not take the problem."""
+        library = peer.library
+        if name not in library.operations:
+            return None
+        reason = library.refusal(name, inputs.problem)
+        if not reason:
+            try:
+                return self._checked(name, library, inputs)
+            except Exception as error:  # whatever another library raises
+                reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        self._leave_out(f"{name} of {library.name}: {reason}")
+        return None
 
     def _checked(self, name: str, library: Library, inputs: Inputs) -> _Call:
         """The call, after its result has been judged."""

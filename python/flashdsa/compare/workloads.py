@@ -13,7 +13,7 @@ from torch import Tensor
 from .. import indexer_topk, prepare_packed_metadata
 from . import drift
 from .documents import draw_lengths
-from .errors import CompareError
+from .errors import CompareError, UnavailableError
 from .selections import KEPT_SHARE, neighbour_overlap, select_rows
 from .shapes import VALUE_DIM, Shape
 
@@ -186,8 +186,8 @@ def _read_text(path: Optional[str], shape: Shape, device: torch.device) -> dict[
         from safetensors import SafetensorError
         from safetensors.torch import load_file
     except ImportError:
-        raise CompareError("workload text needs the package safetensors, "
-                           "got none: pip install 'flashdsa[compare]'") from None
+        raise UnavailableError("workload text needs safetensors, got none: pip install "
+                               "'flashdsa[compare]'") from None
     try:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
