@@ -167,7 +167,8 @@ def _draw_lines(panel: Any, records: Sequence[Record], peers: dict[str, str],
         return
     for (library, family), points in _series(records).items():
         lengths, times = zip(*sorted(points.items()))
-        panel.plot(lengths, times, color=peers[library], linestyle="-" if library == _OURS else "--",
+        panel.plot(lengths, times, color=peers[library],
+                   linestyle="-" if library == _OURS else "--",
                    marker=_MARKERS[families.index(family) % len(_MARKERS)], markersize=5)
     panel.set_xscale("log", base=2)
     panel.set_yscale("log")

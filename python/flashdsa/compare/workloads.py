@@ -34,7 +34,9 @@ class Workload:
 
     def lengths(self) -> list[int]:
         """Of the documents."""
-        return draw_lengths(self.keys, 100, 4000, _SFT_SEED) if self.name == "sft4k" else [self.keys]
+        if self.name == "sft4k":
+            return draw_lengths(self.keys, 100, 4000, _SFT_SEED)
+        return [self.keys]
 
 
 WORKLOADS = {

@@ -1,4 +1,5 @@
-"""A sparse MLA forward in TileLang, written for this benchmark. https://github.com/tile-ai/tilelang"""
+"""A sparse MLA forward in TileLang, written for this benchmark.
+https://github.com/tile-ai/tilelang"""
 
 from __future__ import annotations
 
