@@ -1,10 +1,12 @@
 // The list of operations says what the functions themselves answer.
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
+#include <cstdio>
 #include <functional>
 #include <map>
-#include <regex>
+#include <sstream>
 #include <string>
 
 #include "flashdsa/flashdsa.h"
@@ -169,21 +171,23 @@ TEST(Operations, SizesAreThoseThatTheFunctionsTake) {
     SCOPED_TRACE(operation.name);
     const Call& call = kCalls.at(std::string(operation.name));
     const std::string text(operation.sizes);
-    const std::regex range("(\\w+) in (\\d+)\\.\\.(\\d+)"), choice("(\\w+) (\\d+) or (\\d+)");
-    for (std::sregex_iterator found(text.begin(), text.end(), range), end; found != end; ++found) {
-      const std::int64_t low = std::stoll((*found)[2]), high = std::stoll((*found)[3]);
-      expect_takes(call, {}, (*found)[1], low - 1, false);
-      expect_takes(call, {}, (*found)[1], low, true);
-      expect_takes(call, {}, (*found)[1], high, true);
-      expect_takes(call, {}, (*found)[1], high + 1, false);
-      ++ranges;
-    }
-    for (std::sregex_iterator found(text.begin(), text.end(), choice), end; found != end; ++found) {
-      const std::int64_t high = std::stoll((*found)[2]), low = std::stoll((*found)[3]);
-      expect_takes(call, {}, (*found)[1], high, true);
-      expect_takes(call, {}, (*found)[1], low, true);
-      expect_takes(call, {}, (*found)[1], (low + high) / 2, false);
-      ++choices;
+    std::istringstream clauses(text);
+    for (std::string clause; std::getline(clauses >> std::ws, clause, ',');) {
+      std::array<char, 16> symbol{};
+      long long first = 0, second = 0;
+      if (std::sscanf(clause.c_str(), "%15s in %lld..%lld", symbol.data(), &first, &second) == 3) {
+        expect_takes(call, {}, symbol.data(), first - 1, false);
+        expect_takes(call, {}, symbol.data(), first, true);
+        expect_takes(call, {}, symbol.data(), second, true);
+        expect_takes(call, {}, symbol.data(), second + 1, false);
+        ++ranges;
+      }
+      if (std::sscanf(clause.c_str(), "%15s %lld or %lld", symbol.data(), &first, &second) == 3) {
+        expect_takes(call, {}, symbol.data(), first, true);
+        expect_takes(call, {}, symbol.data(), second, true);
+        expect_takes(call, {}, symbol.data(), (first + second) / 2, false);
+        ++choices;
+      }
     }
   }
   EXPECT_EQ(ranges, 11);
