@@ -3,6 +3,7 @@
 #
 #   scripts/setup.sh         what the library and the command need
 #   scripts/setup.sh tests   the same, and what the tests and checks need
+#   scripts/setup.sh docs    what scripts/docs.sh needs
 set -euo pipefail
 
 packages=(
@@ -26,7 +27,15 @@ test_packages=(
   clang-tidy-19       # likewise in what they find
 )
 
-if [ "${1:-}" = tests ]; then
+docs_packages=(
+  doxygen             # reads the public headers
+  python3             # runs Sphinx
+  python3-venv        # the environment that Sphinx stands in
+)
+
+if [ "${1:-}" = docs ]; then
+  packages=("${docs_packages[@]}")
+elif [ "${1:-}" = tests ]; then
   packages+=("${test_packages[@]}")
   # The oracle takes any interpreter that has NumPy; scripts/common.sh looks for it the same way.
   if ! python3 -c 'import numpy' 2>/dev/null && ! /usr/bin/python3 -c 'import numpy' 2>/dev/null

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Every check of the project: formatting, the tests in the optimised build, clang-tidy, the Python
-# package, the CUDA build where there is a CUDA compiler, and the tests under the sanitizers. The
-# last line counts the tests of all runs.
+# Every check of the project: formatting, the site of the pages, the tests in the optimised build,
+# clang-tidy, the Python package, the CUDA build where there is a CUDA compiler, and the tests under
+# the sanitizers. The last line counts the tests of all runs.
 set -euo pipefail
 cd -P "$(dirname "$0")/.."
 source scripts/common.sh
@@ -82,6 +82,7 @@ run_python() {
 scripts/setup.sh tests
 rm -f build/*/report.xml
 check "clang-format" check_format || true
+check "docs" scripts/docs.sh || true
 run_tests cpu "$suites,install"
 check "clang-tidy" check_tidy || true
 run_python

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <fstream>
 #include <memory>
 
@@ -39,6 +40,38 @@ void add_backends(Report& report) {
   report.add_block("backends", std::move(list), format_table(rows));
 }
 
+// "yes", "not here" for what needs another machine or build, "no" for what this version has not.
+std::string_view support_of(const OperationSupport& operation, const BackendStatus& status) {
+  if (std::ranges::count(operation.backends, status.backend) == 0) return "no";
+  return status.available ? "yes" : "not here";
+}
+
+void add_operations(Report& report) {
+  const std::vector<BackendStatus> statuses = backends();
+  std::vector<std::vector<std::string>> rows = {{"operation"}};
+  for (const BackendStatus& status : statuses) {
+    rows.front().emplace_back(backend_name(status.backend));
+  }
+  rows.front().insert(rows.front().end(), {"sizes", "dtypes"});
+  auto list = nlohmann::ordered_json::array();
+  for (const OperationSupport& operation : operations()) {
+    std::vector<std::string> row = {std::string(operation.name)};
+    nlohmann::ordered_json support;
+    for (const BackendStatus& status : statuses) {
+      row.emplace_back(support_of(operation, status));
+      support[std::string(backend_name(status.backend))] = row.back();
+    }
+    row.emplace_back(operation.sizes);
+    row.emplace_back(operation.dtypes);
+    rows.push_back(std::move(row));
+    list.push_back({{"name", operation.name},
+                    {"backends", std::move(support)},
+                    {"sizes", operation.sizes},
+                    {"dtypes", operation.dtypes}});
+  }
+  report.add_block("operations", std::move(list), format_table(rows));
+}
+
 void execute(const RuntimeOptions& options) {
   const Runtime runtime = options.make();
   std::vector<std::string> features;
@@ -56,6 +89,7 @@ void execute(const RuntimeOptions& options) {
   report.add("chosen backend", "backend",
              std::string(backend_name(is_free ? best_backend() : runtime.backend)));
   add_backends(report);
+  add_operations(report);
   report.print(options.json());
 }
 
@@ -63,8 +97,8 @@ void execute(const RuntimeOptions& options) {
 
 void add_info_command(CLI::App& app, int&) {
   const auto options = std::make_shared<RuntimeOptions>(kName);
-  CLI::App* command =
-      app.add_subcommand(kName, "Show version, build, CPU features, devices and backends");
+  CLI::App* command = app.add_subcommand(
+      kName, "Show version, build, CPU features, devices, backends, and what runs where");
   options->add_to(*command);
   command->callback([options] { execute(*options); });
 }

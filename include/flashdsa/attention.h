@@ -17,7 +17,7 @@ struct SparseAttentionInputs {
   TensorView kv;  ///< real [T_k, 1, D], T_k < 2^31 - 1
   TensorView
       topk_indices;  ///< int32 [T_q, 1, K], K in 1..2048; slots outside 0..T_k-1 do not count
-  double softmax_scale = 0;               ///< > 0 and finite, also in FP32
+  double softmax_scale = 0;               ///< positive and finite, also in FP32
   std::optional<TensorView> topk_length;  ///< int32 [T_q]: only the first slots of a row exist
   std::optional<TensorView> attn_sink;    ///< single [H]: logit of a virtual key of value zero
 
@@ -36,8 +36,8 @@ struct AttentionForwardArgs : SparseAttentionInputs {
 
 /// Sparse MLA attention:
 ///
-///   S[t,h,j] = softmax_scale * dot(q[t,h,:], kv[i_j,:]),  P = softmax_j(S, and the sink),
-///   out[t,h,:] = sum_j P[t,h,j] * kv[i_j,:512],  lse[t,h] = ln sum_j exp(S[t,h,j])
+///     S[t,h,j] = softmax_scale * dot(q[t,h,:], kv[i_j,:]),  P = softmax_j(S, and the sink),
+///     out[t,h,:] = sum_j P[t,h,j] * kv[i_j,:512],  lse[t,h] = ln sum_j exp(S[t,h,j])
 ///
 /// over the counted slots j of row t; a key in two slots counts twice. A row without keys gives out
 /// 0, lse -inf and max_logits -inf.
@@ -61,11 +61,10 @@ struct AttentionBackwardArgs : SparseAttentionInputs {
 /// Gradients of `attention_forward`. With D[t,h] = sum_c grad_out*out, dP = grad_out . value and
 /// dS = P * (dP - D) * softmax_scale:
 ///
-///   grad_q[t,h,:] = sum_j dS * kv[i_j,:]
-///   grad_kv[s,:]  = sum over (t,h,j with i_j = s) of dS * q[t,h,:], plus P * grad_out[t,h,:] on
-///   the
-///                   first 512 channels
-///   grad_attn_sink[h] = - sum_t P_sink * D
+///     grad_q[t,h,:] = sum_j dS * kv[i_j,:]
+///     grad_kv[s,:]  = sum over (t,h,j with i_j = s) of dS * q[t,h,:], plus
+///                     P * grad_out[t,h,:] on the first 512 channels
+///     grad_attn_sink[h] = - sum_t P_sink * D
 ///
 /// Rows of grad_kv that nobody selected are zero; a row without keys contributes nothing, whatever
 /// its inputs hold. The host backends are deterministic and invariant in every mode.

@@ -24,8 +24,10 @@ enum class ErrorCode {
 /// has been written.
 class FLASHDSA_API Error : public std::runtime_error {
  public:
+  /// A refusal of kind `code`; `message` is what `what()` says.
   Error(ErrorCode code, const std::string& message) : std::runtime_error(message), code_(code) {}
 
+  /// The kind of refusal.
   ErrorCode code() const noexcept { return code_; }
 
  private:

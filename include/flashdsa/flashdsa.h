@@ -1,5 +1,6 @@
 #pragma once
 
+/// @namespace flashdsa
 /// All of FlashDSA: packed metadata, indexer top-k, canonical selections, sparse MLA attention.
 
 #include "flashdsa/attention.h"

@@ -27,7 +27,7 @@ struct IndexerTopkArgs {
 
 /// Selects the min(K, causal_length) best visible keys of every query row:
 ///
-///   score[t,s] = sum_h head_weights[t,h] * max(0, dot(index_q[t,h,:], index_k[s,:]))
+///     score[t,s] = sum_h head_weights[t,h] * max(0, dot(index_q[t,h,:], index_k[s,:]))
 ///
 /// Higher scores first, NaN above +inf, -0 equal to +0, the smaller key among equals. A row of
 /// `topk_indices` holds storage positions, strictly ascending, then -1; `topk_scores` the scores in
@@ -59,10 +59,10 @@ struct IndexerBackwardArgs {
 /// Gradients of the selected scores, `topk_scores` of `indexer_topk`. With g = grad_scores[t,j],
 /// dot = dot(index_q[t,h,:], index_k[i_j,:]) and 1[dot > 0] = 0 at dot = 0 and for NaN:
 ///
-///   grad_head_weights[t,h] = sum_j g * max(0, dot)
-///   grad_index_q[t,h,:]    = sum_j g * head_weights[t,h] * 1[dot > 0] * index_k[i_j,:]
-///   grad_index_k[s,:]      = sum over (t,h,j with i_j = s) of
-///                            g * head_weights[t,h] * 1[dot > 0] * index_q[t,h,:]
+///     grad_head_weights[t,h] = sum_j g * max(0, dot)
+///     grad_index_q[t,h,:]    = sum_j g * head_weights[t,h] * 1[dot > 0] * index_k[i_j,:]
+///     grad_index_k[s,:]      = sum over (t,h,j with i_j = s) of
+///                              g * head_weights[t,h] * 1[dot > 0] * index_q[t,h,:]
 ///
 /// over the counted slots j of row t; a key in two slots counts twice. A slot that does not count
 /// contributes nothing, whatever grad_scores holds there. A row without keys gives and contributes

@@ -35,13 +35,13 @@ enum class MetadataStatus : std::int32_t {
 struct PackedMetadataArgs {
   TensorView cu_seqlens;              ///< int32 [N+1], real lengths, compact: 0, l0, l0+l1, ...
   std::int64_t total_key_tokens = 0;  ///< T_k, rows of the gathered and padded storage, 1..2^31-2
-  std::optional<std::int64_t> max_seqlen;       ///< must equal the largest real length
-  std::optional<TensorView> query_indices;      ///< int32 or int64 [T_q], storage positions of
-                                                ///< the local rows; absent: all T_k rows
-  std::optional<TensorView> cu_seqlens_padded;  ///< int32 [N+1], storage boundaries; absent:
-                                                ///< cu_seqlens
-  std::optional<TensorView> padding_mask;       ///< bool [T_q], true = padding
-  QueryMode query_mode = QueryMode::kContiguous;
+  std::optional<std::int64_t> max_seqlen;         ///< must equal the largest real length
+  std::optional<TensorView> query_indices;        ///< int32 or int64 [T_q], storage positions of
+                                                  ///< the local rows; absent: all T_k rows
+  std::optional<TensorView> cu_seqlens_padded;    ///< int32 [N+1], storage boundaries; absent:
+                                                  ///< cu_seqlens
+  std::optional<TensorView> padding_mask;         ///< bool [T_q], true = padding
+  QueryMode query_mode = QueryMode::kContiguous;  ///< which query_indices are taken
   bool lenient = false;  ///< allow documents of real length 0 (a tail of repeated boundaries)
 
   /// Build for CUDA graph capture: sizes follow from shapes alone, nothing synchronises with the
@@ -67,9 +67,9 @@ struct PackedMetadata {
                                              ///< of the prefixes; absent when all rows are queries
   std::int64_t max_seqlen_q = 0;             ///< longest segment in queries
   std::int64_t max_seqlen_k = 0;             ///< longest segment in keys
-  std::int64_t total_key_tokens = 0;
-  bool all_rows_nonempty = false;  ///< every row has at least one key
-  std::optional<Tensor> status;    ///< int32 [1], a MetadataStatus; of capture-safe builds only
+  std::int64_t total_key_tokens = 0;         ///< T_k
+  bool all_rows_nonempty = false;            ///< every row has at least one key
+  std::optional<Tensor> status;  ///< int32 [1], a MetadataStatus; of capture-safe builds only
 };
 
 /// Builds the metadata of packed THD rows.

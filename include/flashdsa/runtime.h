@@ -12,6 +12,7 @@
 
 namespace flashdsa {
 
+/// What does the work of a call.
 enum class Backend : std::uint8_t {
   kAuto,       ///< the best backend that takes the call's tensors
   kReference,  ///< float64, plain loops; also takes float64 tensors
@@ -36,13 +37,16 @@ enum class Mode : std::uint8_t {
   kInvariant,      ///< deterministic, and a row's result does not depend on the call's other rows
 };
 
+/// "auto", "reference", "cpu", "sm90" or "sm80".
 FLASHDSA_API std::string_view backend_name(Backend backend) noexcept;
+
+/// "auto", "baseline", "avx2", "avx512" or "avx512bf16".
 FLASHDSA_API std::string_view simd_target_name(SimdTarget target) noexcept;
 
 /// Opaque stream of the tensors' device (a cudaStream_t). Host calls ignore it: they are
 /// synchronous.
 struct Stream {
-  void* handle = nullptr;
+  void* handle = nullptr;  ///< null: the device's default stream
 };
 
 /// Where scratch memory comes from. Calls may arrive from several threads at once.
@@ -72,30 +76,42 @@ struct Usage {
 
 /// Everything a call needs beside its tensors. The library has no other state.
 struct Runtime {
-  Backend backend = Backend::kAuto;
-  Mode mode = Mode::kDefault;
-  SimdTarget simd = SimdTarget::kAuto;
-  int threads = 0;     ///< threads of a host call; 0: hardware_threads()
+  Backend backend = Backend::kAuto;     ///< the only one that may take the call, or kAuto
+  Mode mode = Mode::kDefault;           ///< how reproducible the results are
+  SimdTarget simd = SimdTarget::kAuto;  ///< instruction set of the CPU backend
+  int threads = 0;                      ///< threads of a host call; 0: hardware_threads()
   bool check = false;  ///< report bad tensor data (SPEC section 7) as Error(kData) with the row;
                        ///< waits for the device, hence Error(kValue) while the stream is captured
   std::size_t scratch_budget_bytes = std::size_t{256}
                                      << 20;  ///< upper bound of the indexer's scratch
   Allocator* allocator =
-      nullptr;  ///< null: host memory, or the stream-ordered memory of the device
-  Stream stream;
+      nullptr;                   ///< null: host memory, or the stream-ordered memory of the device
+  Stream stream;                 ///< where work on a device is queued
   Progress* progress = nullptr;  ///< null: not reported
   Usage* usage = nullptr;        ///< null: not reported
 };
 
 /// One line of `backends()`.
 struct BackendStatus {
-  Backend backend;
-  bool available;
+  Backend backend;     ///< which one
+  bool available;      ///< whether this machine can run it
   std::string detail;  ///< what it runs on, or why it is not available
 };
 
 /// Every backend, best first, and whether this machine can run it.
 FLASHDSA_API std::vector<BackendStatus> backends();
+
+/// One line of `operations()`.
+struct OperationSupport {
+  std::string_view name;          ///< of the function: "attention_forward"
+  std::string_view sizes;         ///< the sizes that it takes, in the letters of SPEC
+  std::string_view dtypes;        ///< element types of its main tensors
+  std::vector<Backend> backends;  ///< which do its work where they are available, best first
+};
+
+/// Every operation of this version and what does its work, in whatever build and on whatever
+/// machine; `backends()` says what is available here.
+FLASHDSA_API std::vector<OperationSupport> operations();
 
 /// The instruction sets that this CPU and this build have, best first.
 FLASHDSA_API std::vector<SimdTarget> simd_targets();

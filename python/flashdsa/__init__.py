@@ -1,9 +1,9 @@
 """FlashDSA: DeepSeek Sparse Attention on NumPy, PyTorch and other DLPack arrays.
 
-Packed-THD metadata, the lightning indexer's top-k selection and its gradient, and sparse MLA
-attention, forward and backward. The functions here are plain functions of arrays: results are new arrays of the caller's
-framework, on the device of the inputs. `flashdsa.torch` has the same as operators of PyTorch, with
-autograd and torch.compile.
+Packed-THD metadata, the lightning indexer's top-k selection and its gradient, the selection plan,
+and sparse MLA attention, forward and backward. The functions here are plain functions of arrays:
+results are new arrays of the caller's framework, on the device of the inputs. `flashdsa.torch` has
+the same as operators of PyTorch, with autograd and torch.compile.
 
 Every function raises TypeError for a wrong kind of argument or dtype, ValueError for a wrong shape,
 stride, device, range or content, and RuntimeError where no backend takes the call or memory or a
@@ -15,6 +15,7 @@ from ._indexer import IndexerGradients, Selection, indexer_backward, indexer_top
 from ._info import BackendStatus, backends, build_description
 from ._info import version as _version
 from ._metadata import PackedMetadata, prepare_packed_metadata
+from ._plan import SelectionPlan, build_selection_plan
 from ._selection import CompactRows, compact_and_sort
 
 __version__ = _version()
@@ -27,10 +28,12 @@ __all__ = [
     "IndexerGradients",
     "PackedMetadata",
     "Selection",
+    "SelectionPlan",
     "attention_backward",
     "attention_forward",
     "backends",
     "build_description",
+    "build_selection_plan",
     "compact_and_sort",
     "indexer_backward",
     "indexer_topk",

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Optional
 from . import _checks
 from ._frameworks import framework_of
 from ._library import library
+from ._plan import SelectionPlan, parts_of, shape_of
 
 VALUE_DIM = 512
 MAX_HEADS = 128
@@ -14,8 +15,8 @@ MAX_HEADS = 128
 _forward = library.attention_forward
 _backward = library.attention_backward
 
-_INPUTS = ("q", "kv", "topk_indices", "topk_length", "attn_sink")
-_BACKWARD_INPUTS = (*_INPUTS, "out", "lse", "grad_out")
+INPUTS = ("q", "kv", "topk_indices", "topk_length", "attn_sink", "plan.storage")
+BACKWARD_INPUTS = (*INPUTS, "out", "lse", "grad_out")
 
 
 class AttentionForward(NamedTuple):
@@ -42,9 +43,9 @@ class AttentionGradients(NamedTuple):
 
 def attention_forward(q: Any, kv: Any, topk_indices: Any, softmax_scale: float,
                       topk_length: Optional[Any] = None, attn_sink: Optional[Any] = None, *,
-                      return_max_logits: bool = False, backend: str = "auto", threads: int = 0,
-                      deterministic: bool = False, invariant: bool = False,
-                      check: Optional[bool] = None) -> AttentionForward:
+                      return_max_logits: bool = False, plan: Optional[SelectionPlan] = None,
+                      backend: str = "auto", threads: int = 0, deterministic: bool = False,
+                      invariant: bool = False, check: Optional[bool] = None) -> AttentionForward:
     """Sparse MLA attention of every query row over its own selection of keys.
 
     ::
@@ -65,6 +66,10 @@ def attention_forward(q: Any, kv: Any, topk_indices: Any, softmax_scale: float,
         topk_length: int32 [T_q], only the first slots of a row exist; None: all.
         attn_sink: float32 [H], logit of a virtual key of value zero; None: no such key.
         return_max_logits: compute max_logits too.
+        plan: of `build_selection_plan` for this selection and number of heads; None: every row
+            alone. Refused when its T_q, K, T_k or G are others. Whether the selection still holds
+            what it held at the build is not looked at: with other contents the results are
+            unspecified.
         backend: "auto", "cpu", "reference", "sm90" or "sm80"; auto is the best that the device has.
         threads: threads of a host call; 0: as many as the process may run.
         deterministic: same bits on every run and stream.
@@ -73,8 +78,10 @@ def attention_forward(q: Any, kv: Any, topk_indices: Any, softmax_scale: float,
             environment variable FLASHDSA_CHECK says (1: yes).
 
     Raises:
-        TypeError: wrong framework or dtype, a softmax_scale that is no finite number.
-        ValueError: wrong shape, stride or device, a softmax_scale <= 0, bad contents when checking.
+        TypeError: wrong framework or dtype, a softmax_scale that is no finite number, a plan that
+            is no SelectionPlan.
+        ValueError: wrong shape, stride or device, a softmax_scale <= 0, a plan of other sizes, bad
+            contents when checking.
         RuntimeError: no backend takes the tensors, out of memory, a failing device.
 
     Not recorded by PyTorch's autograd; `flashdsa.torch.sparse_attention` is.
@@ -87,11 +94,12 @@ def attention_forward(q: Any, kv: Any, topk_indices: Any, softmax_scale: float,
     out = framework.empty(q, (rows, heads, VALUE_DIM), q.dtype)
     lse = framework.empty(q, (rows, heads), single)
     max_logits = None
+    storage, sizes = parts_of(name, plan)
     if _checks.boolean(name, "return_max_logits", return_max_logits):
         max_logits = framework.empty(q, (rows, heads), single)
-    framework.run(_forward, name, _INPUTS,
-                  (q, kv, topk_indices, topk_length, attn_sink, out, lse, max_logits),
-                  _checks.scale(name, softmax_scale),
+    framework.run(_forward, name, INPUTS,
+                  (q, kv, topk_indices, topk_length, attn_sink, storage, out, lse, max_logits),
+                  _checks.scale(name, softmax_scale), shape_of(name, sizes),
                   *_checks.options(name, backend, threads, check, deterministic, invariant))
     return AttentionForward(framework.result(out), framework.result(lse),
                             framework.result(max_logits))
@@ -100,8 +108,9 @@ def attention_forward(q: Any, kv: Any, topk_indices: Any, softmax_scale: float,
 def attention_backward(q: Any, kv: Any, topk_indices: Any, softmax_scale: float, out: Any, lse: Any,
                        grad_out: Any, topk_length: Optional[Any] = None,
                        attn_sink: Optional[Any] = None, *, grad_kv_float32: bool = False,
-                       backend: str = "auto", threads: int = 0, deterministic: bool = False,
-                       invariant: bool = False, check: Optional[bool] = None) -> AttentionGradients:
+                       plan: Optional[SelectionPlan] = None, backend: str = "auto",
+                       threads: int = 0, deterministic: bool = False, invariant: bool = False,
+                       check: Optional[bool] = None) -> AttentionGradients:
     """Gradients of `attention_forward`.
 
     ::
@@ -115,7 +124,8 @@ def attention_backward(q: Any, kv: Any, topk_indices: Any, softmax_scale: float,
     Rows of grad_kv that nobody selected are zero; a row without keys contributes nothing.
 
     Args:
-        q, kv, topk_indices, softmax_scale, topk_length, attn_sink: as in the forward call.
+        q, kv, topk_indices, softmax_scale, topk_length, attn_sink, plan: as in the forward call;
+            a plan may be given here alone too.
         out: bfloat16 [T_q, H, 512], of the forward call.
         lse: float32 [T_q, H], of the forward call.
         grad_out: bfloat16 [T_q, H, 512]; its last axis is contiguous.
@@ -134,12 +144,13 @@ def attention_backward(q: Any, kv: Any, topk_indices: Any, softmax_scale: float,
     grad_q = framework.empty(q, _sizes_of(q), q.dtype)
     grad_kv = framework.empty(q, _checks.sizes(kv, 3), framework.float32 if keep else q.dtype)
     grad_attn_sink = None
+    storage, sizes = parts_of(name, plan)
     if attn_sink is not None:
         grad_attn_sink = framework.empty(q, _checks.sizes(attn_sink, 1), framework.single(q))
-    framework.run(_backward, name, _BACKWARD_INPUTS,
-                  (q, kv, topk_indices, topk_length, attn_sink, out, lse, grad_out, grad_q, grad_kv,
-                   grad_attn_sink),
-                  _checks.scale(name, softmax_scale),
+    framework.run(_backward, name, BACKWARD_INPUTS,
+                  (q, kv, topk_indices, topk_length, attn_sink, storage, out, lse, grad_out, grad_q,
+                   grad_kv, grad_attn_sink),
+                  _checks.scale(name, softmax_scale), shape_of(name, sizes),
                   *_checks.options(name, backend, threads, check, deterministic, invariant))
     return AttentionGradients(framework.result(grad_q), framework.result(grad_kv),
                               framework.result(grad_attn_sink))

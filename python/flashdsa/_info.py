@@ -11,7 +11,9 @@ class BackendStatus(NamedTuple):
     """One line of `backends()`."""
 
     name: str
+    """sm90, sm80, cpu or reference."""
     available: bool
+    """Whether this machine can run it."""
     detail: str
     """What it runs on, or why it is not available."""
 

@@ -23,6 +23,7 @@ namespace {
 using tvm::ffi::Any;
 using tvm::ffi::Array;
 using tvm::ffi::Optional;
+using tvm::ffi::Shape;
 using tvm::ffi::String;
 using DlTensor = tvm::ffi::TensorView;
 
@@ -87,10 +88,23 @@ SparseAttentionInputs read_attention(ArgumentReader& reader, const OptionalTenso
   return inputs;
 }
 
+// The caller's plan over its own memory, none without sizes: T_q, K, T_k and G.
+std::optional<SelectionPlan> read_plan(ArgumentReader& reader, const OptionalTensor& storage,
+                                       const Optional<Shape>& sizes) {
+  if (!sizes.has_value()) {
+    reader.read("plan.storage", storage);
+    return std::nullopt;
+  }
+  const Shape& numbers = *sizes;
+  return SelectionPlan{Tensor(reader.require("plan.storage", storage), nullptr), numbers[0],
+                       numbers[1], numbers[2], numbers[3]};
+}
+
 void forward(OptionalTensor q, OptionalTensor kv, OptionalTensor topk_indices,
-             OptionalTensor topk_length, OptionalTensor attn_sink, DlTensor out, DlTensor lse,
-             OptionalTensor max_logits, std::int64_t bfloat16_mask, double softmax_scale,
-             std::int64_t backend, std::int64_t mode, std::int64_t threads, bool check) {
+             OptionalTensor topk_length, OptionalTensor attn_sink, OptionalTensor plan_storage,
+             DlTensor out, DlTensor lse, OptionalTensor max_logits, std::int64_t bfloat16_mask,
+             double softmax_scale, Optional<Shape> plan_sizes, std::int64_t backend,
+             std::int64_t mode, std::int64_t threads, bool check) {
   translate([&] {
     ArgumentReader reader("attention_forward", bfloat16_mask);
     AttentionForwardArgs args{
@@ -98,6 +112,8 @@ void forward(OptionalTensor q, OptionalTensor kv, OptionalTensor topk_indices,
         {},
         {},
         {}};
+    const auto plan = read_plan(reader, plan_storage, plan_sizes);
+    args.plan = plan ? &*plan : nullptr;
     args.out = reader.read("out", out);
     args.lse = reader.read("lse", lse);
     args.max_logits = reader.read("max_logits", max_logits);
@@ -107,15 +123,18 @@ void forward(OptionalTensor q, OptionalTensor kv, OptionalTensor topk_indices,
 }
 
 void backward(OptionalTensor q, OptionalTensor kv, OptionalTensor topk_indices,
-              OptionalTensor topk_length, OptionalTensor attn_sink, OptionalTensor out,
-              OptionalTensor lse, OptionalTensor grad_out, DlTensor grad_q, DlTensor grad_kv,
-              OptionalTensor grad_attn_sink, std::int64_t bfloat16_mask, double softmax_scale,
-              std::int64_t backend, std::int64_t mode, std::int64_t threads, bool check) {
+              OptionalTensor topk_length, OptionalTensor attn_sink, OptionalTensor plan_storage,
+              OptionalTensor out, OptionalTensor lse, OptionalTensor grad_out, DlTensor grad_q,
+              DlTensor grad_kv, OptionalTensor grad_attn_sink, std::int64_t bfloat16_mask,
+              double softmax_scale, Optional<Shape> plan_sizes, std::int64_t backend,
+              std::int64_t mode, std::int64_t threads, bool check) {
   translate([&] {
     ArgumentReader reader("attention_backward", bfloat16_mask);
     AttentionBackwardArgs args;
     static_cast<SparseAttentionInputs&>(args) =
         read_attention(reader, q, kv, topk_indices, topk_length, attn_sink, softmax_scale);
+    const auto plan = read_plan(reader, plan_storage, plan_sizes);
+    args.plan = plan ? &*plan : nullptr;
     args.out = reader.require("out", out);
     args.lse = reader.require("lse", lse);
     args.grad_out = reader.require("grad_out", grad_out);
@@ -186,6 +205,25 @@ void compact(OptionalTensor indices, DlTensor sorted_indices, DlTensor lengths,
   });
 }
 
+// The storage of the plan, then its numbers: T_q, K, T_k and G.
+Array<Any> selection_plan(OptionalTensor topk_indices, OptionalTensor topk_length,
+                          std::int64_t bfloat16_mask, std::int64_t total_key_tokens,
+                          std::int64_t heads, std::int64_t backend, std::int64_t mode,
+                          std::int64_t threads, bool check) {
+  return translate([&] {
+    ArgumentReader reader("build_selection_plan", bfloat16_mask);
+    SelectionPlanArgs args;
+    args.topk_indices = reader.require("topk_indices", topk_indices);
+    args.topk_length = reader.read("topk_length", topk_length);
+    args.total_key_tokens = total_key_tokens;
+    args.heads = heads;
+    const CallRuntime call(args.topk_indices.device, backend, mode, threads, check);
+    const SelectionPlan plan = build_selection_plan(args, call.runtime);
+    return Array<Any>{share(plan.storage, call.allocator),
+                      Shape{plan.query_rows, plan.topk, plan.total_key_tokens, plan.group}};
+  });
+}
+
 // The tensors of PackedMetadata in their order, then its numbers as one list: every element costs
 // the caller a call.
 Array<Any> metadata(OptionalTensor cu_seqlens, OptionalTensor query_indices,
@@ -223,12 +261,12 @@ Array<Any> metadata(OptionalTensor cu_seqlens, OptionalTensor query_indices,
                       one(rows.q_causal_offsets),
                       maybe(rows.key_source_indices),
                       maybe(rows.status),
-                      tvm::ffi::Shape{rows.max_seqlen_q, rows.max_seqlen_k, rows.total_key_tokens,
-                                      rows.all_rows_nonempty ? 1 : 0}};
+                      Shape{rows.max_seqlen_q, rows.max_seqlen_k, rows.total_key_tokens,
+                            rows.all_rows_nonempty ? 1 : 0}};
   });
 }
 
-tvm::ffi::Tensor allocate(DLDataType dtype, tvm::ffi::Shape shape) {
+tvm::ffi::Tensor allocate(DLDataType dtype, Shape shape) {
   return translate([&] { return host_tensor(dtype, shape); });
 }
 
@@ -255,6 +293,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(attention_backward, flashdsa::python::backward)
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(indexer_topk, flashdsa::python::topk)
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(indexer_backward, flashdsa::python::score_gradients)
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(compact_and_sort, flashdsa::python::compact)
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(build_selection_plan, flashdsa::python::selection_plan)
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(prepare_packed_metadata, flashdsa::python::metadata)
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(allocate, flashdsa::python::allocate)
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(backends, flashdsa::python::list_backends)

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "flashdsa/runtime.h"
 #include "indexer/params.h"
@@ -30,5 +31,9 @@ void backward(const BackwardParams& params, const Runtime& runtime);
 /// Runs the best backend that takes the call. Throws Error(kUnavailable) when none does.
 void dispatch_topk(const TopkParams& params, const Runtime& runtime);
 void dispatch_backward(const BackwardParams& params, const Runtime& runtime);
+
+/// The backends that do each operation, best first, whether this build has them or not.
+std::vector<Backend> topk_backends();
+std::vector<Backend> backward_backends();
 
 }  // namespace flashdsa::indexer

@@ -12,6 +12,8 @@ constexpr std::array kTopk = {
 #ifdef FLASHDSA_WITH_SM90
     core::Implementation<TopkParams>{
         Backend::kSm90, [](const TopkParams& p) { return sm90::refusal(p); }, sm90::topk},
+#else
+    core::Implementation<TopkParams>{Backend::kSm90},
 #endif
     core::Implementation<TopkParams>{
         Backend::kCpu, [](const TopkParams& p) { return cpu::refusal(p); }, cpu::topk},
@@ -24,6 +26,8 @@ constexpr std::array kBackward = {
 #ifdef FLASHDSA_WITH_SM90
     core::Implementation<BackwardParams>{
         Backend::kSm90, [](const BackwardParams& p) { return sm90::refusal(p); }, sm90::backward},
+#else
+    core::Implementation<BackwardParams>{Backend::kSm90},
 #endif
     core::Implementation<BackwardParams>{
         Backend::kCpu, [](const BackwardParams& p) { return cpu::refusal(p); }, cpu::backward},
@@ -41,5 +45,9 @@ void dispatch_topk(const TopkParams& params, const Runtime& runtime) {
 void dispatch_backward(const BackwardParams& params, const Runtime& runtime) {
   core::dispatch<BackwardParams>("indexer_backward", kBackward, params, runtime);
 }
+
+std::vector<Backend> topk_backends() { return core::backends_of<TopkParams>(kTopk); }
+
+std::vector<Backend> backward_backends() { return core::backends_of<BackwardParams>(kBackward); }
 
 }  // namespace flashdsa::indexer

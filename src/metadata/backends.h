@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "flashdsa/runtime.h"
 #include "metadata/params.h"
@@ -23,5 +24,8 @@ bool build(const BuildParams& params, const Runtime& runtime);
 
 /// Runs the best backend that takes the call. Throws Error(kUnavailable) when none does.
 void dispatch_build(const BuildParams& params, const Runtime& runtime);
+
+/// The backends that do the operation, best first, whether this build has them or not.
+std::vector<Backend> build_backends();
 
 }  // namespace flashdsa::metadata

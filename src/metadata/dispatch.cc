@@ -31,6 +31,8 @@ void build_on_device(const BuildParams& params, const Runtime& runtime) {
 constexpr std::array kBuild = {
 #ifdef FLASHDSA_WITH_SM90
     core::Implementation<BuildParams>{Backend::kSm90, sm90::refusal, build_on_device},
+#else
+    core::Implementation<BuildParams>{Backend::kSm90},
 #endif
     core::Implementation<BuildParams>{Backend::kCpu, cpu::refusal, cpu::build},
     core::Implementation<BuildParams>{Backend::kReference, cpu::refusal, cpu::build},
@@ -41,5 +43,7 @@ constexpr std::array kBuild = {
 void dispatch_build(const BuildParams& params, const Runtime& runtime) {
   core::dispatch<BuildParams>("prepare_packed_metadata", kBuild, params, runtime);
 }
+
+std::vector<Backend> build_backends() { return core::backends_of<BuildParams>(kBuild); }
 
 }  // namespace flashdsa::metadata

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "flashdsa/runtime.h"
 #include "selection/params.h"
@@ -30,5 +31,9 @@ void build_plan(const PlanParams& params, const Runtime& runtime);
 /// Each runs the best backend that takes the call. Throws Error(kUnavailable) when none does.
 void dispatch_compact_and_sort(const CompactParams& params, const Runtime& runtime);
 void dispatch_build_plan(const PlanParams& params, const Runtime& runtime);
+
+/// The backends that do each operation, best first, whether this build has them or not.
+std::vector<Backend> compact_and_sort_backends();
+std::vector<Backend> build_plan_backends();
 
 }  // namespace flashdsa::selection

@@ -10,6 +10,8 @@ namespace {
 constexpr std::array kCompact = {
 #ifdef FLASHDSA_WITH_SM90
     core::Implementation<CompactParams>{Backend::kSm90, sm90::refusal, sm90::compact_and_sort},
+#else
+    core::Implementation<CompactParams>{Backend::kSm90},
 #endif
     core::Implementation<CompactParams>{Backend::kCpu, cpu::refusal, cpu::compact_and_sort},
     core::Implementation<CompactParams>{Backend::kReference, reference::refusal,
@@ -20,6 +22,8 @@ constexpr std::array kCompact = {
 constexpr std::array kBuildPlan = {
 #ifdef FLASHDSA_WITH_SM90
     core::Implementation<PlanParams>{Backend::kSm90, sm90::refusal, sm90::build_plan},
+#else
+    core::Implementation<PlanParams>{Backend::kSm90},
 #endif
     core::Implementation<PlanParams>{Backend::kCpu, reference::refusal, reference::build_plan},
     core::Implementation<PlanParams>{Backend::kReference, reference::refusal,
@@ -35,5 +39,11 @@ void dispatch_compact_and_sort(const CompactParams& params, const Runtime& runti
 void dispatch_build_plan(const PlanParams& params, const Runtime& runtime) {
   core::dispatch<PlanParams>("build_selection_plan", kBuildPlan, params, runtime);
 }
+
+std::vector<Backend> compact_and_sort_backends() {
+  return core::backends_of<CompactParams>(kCompact);
+}
+
+std::vector<Backend> build_plan_backends() { return core::backends_of<PlanParams>(kBuildPlan); }
 
 }  // namespace flashdsa::selection

@@ -1,5 +1,6 @@
 """Options, their spellings and their refusals. SPEC section 9."""
 import json
+import re
 import unittest
 
 import numpy as np
@@ -145,6 +146,22 @@ class Output(CommandTest):
     def setUp(self):
         super().setUp()
         self.write(small_problem())
+
+    def test_info_says_what_runs_where(self):
+        report = json.loads(self.assert_succeeds("info", "--json").stdout)
+        available = {entry["name"]: entry["available"] for entry in report["backends"]}
+        lines = self.assert_succeeds("info").stdout.splitlines()
+        self.assertEqual(len(report["operations"]), 7)
+        for operation in report["operations"]:
+            with self.subTest(operation["name"]):
+                support = operation["backends"]
+                self.assertEqual(list(support), list(available))
+                self.assertEqual((support["cpu"], support["reference"]), ("yes", "yes"))
+                for backend, word in support.items():
+                    self.assertIn(word, ("yes", "no") if available[backend] else ("not here", "no"))
+                row = [operation["name"], *support.values(), operation["sizes"],
+                       operation["dtypes"]]
+                self.assertIn(row, [re.split("  +", line) for line in lines])
 
     def test_json_is_one_object(self):
         for arguments in (("info",), ("metadata", self.source, self.out),

@@ -62,6 +62,24 @@ TEST(Dispatch, BackendOutsideTheListIsNotPartOfTheBuild) {
                "op: no backend takes this call with backend sm80 (not part of this build)");
 }
 
+TEST(Dispatch, EntryLeftOutOfTheBuildIsPassedOverAndStillListed) {
+  const std::vector<Entry> list = {Entry{Backend::kSm90}, kCpu};
+  std::vector<Backend> ran;
+  core::dispatch<Call>("op", list, {"", "", &ran}, {});
+  EXPECT_EQ(ran, std::vector{Backend::kCpu});
+  Runtime runtime;
+  runtime.backend = Backend::kSm90;
+  expect_error([&] { core::dispatch<Call>("op", list, {"", "", &ran}, runtime); },
+               ErrorCode::kUnavailable,
+               "op: no backend takes this call with backend sm90 (not part of this build)");
+  EXPECT_EQ(core::backends_of<Call>(list), (std::vector{Backend::kSm90, Backend::kCpu}));
+}
+
+TEST(Dispatch, BackendThatDoesNotDoTheOperationIsNotListed) {
+  const std::vector<Entry> list = {Entry{Backend::kSm90, kSm90.refusal}, kReference};
+  EXPECT_EQ(core::backends_of<Call>(list), std::vector{Backend::kReference});
+}
+
 TEST(Dispatch, ErrorOfTheBackendPassesUnchanged) {
   const auto throw_error = [](const Call&, const Runtime&) {
     throw Error(ErrorCode::kMemory, "scratch: expected 5 bytes on cpu, got none");

@@ -26,6 +26,7 @@ TEST(Memory, EveryFunctionWithoutItThrowsAnErrorOfTheLibrary) {
   EXPECT_GT(memory_failures([&] { copy_to(tensor, {}); }), 0);
   EXPECT_GT(memory_failures([&] { copy_to(strided, {}); }), 0);
   EXPECT_GT(memory_failures([] { backends(); }), 0);
+  EXPECT_GT(memory_failures([] { operations(); }), 0);
   EXPECT_GT(memory_failures([] { simd_targets(); }), 0);
 }
 

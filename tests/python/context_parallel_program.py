@@ -12,6 +12,7 @@ import pathlib
 import re
 import sys
 
+import flashdsa.torch as ft
 import torch
 import torch.distributed as dist
 from flashdsa.torch.context_parallel import ORDERS, ContextParallel
@@ -59,16 +60,20 @@ def in_one_call(cp, problem):
     return results_of(case, rows, selection, out)
 
 
-def in_steps(cp, problem):
-    """Row by row the bits of one rank."""
+def in_steps(cp, problem, planned=False):
+    """Row by row the bits of one rank; not with a plan, which the invariant mode would not use."""
     case = inputs_of(cp, problem)
     rows = metadata_of(cp, case)
     kv = cp.start_gather(case["kv"])
     selection = cp.indexer_topk(case["index_q"], case["index_k"], case["head_weights"], rows,
                                 case["index_topk"], threads=1)
+    plan = None
+    if planned:
+        plan = ft.build_selection_plan(selection.topk_indices, cp.total_tokens, case["q"].shape[1],
+                                       selection.topk_length)
     out, lse = cp.sparse_attention(case["q"], kv, selection.topk_indices, case["softmax_scale"],
                                    selection.topk_length, case["attn_sink"], return_lse=True,
-                                   invariant=True, threads=1)
+                                   plan=plan, invariant=not planned, threads=1)
     return {**results_of(case, rows, selection, out), "lse": lse}
 
 
@@ -134,6 +139,7 @@ def found_by(rank, ranks, problem):
             "query_indices": cp.query_indices(device),
             "in one call": in_one_call(cp, problem),
             "in steps": in_steps(cp, problem),
+            "with a plan": in_steps(cp, problem, planned=True),
             "twice": twice(cp, problem),
             "gathered": {name: cp.gather(cp.shard(value)) for name, value in problem.items()
                          if name in SHARDED},

@@ -13,8 +13,8 @@ from conftest import ROOT
 
 pytest.importorskip("torch")
 
-MIGRATIONS = re.findall(r"```py\n(.*?)```", (ROOT / "docs/python.md").read_text(encoding="utf-8"),
-                        re.DOTALL)
+MIGRATIONS = re.findall(r"```py\n(.*?)```",
+                        (ROOT / "docs/migration.md").read_text(encoding="utf-8"), re.DOTALL)
 
 TARGET = "nemo_automodel.components.models.glm_moe_dsa.kernels.cudnn_dsa"
 

@@ -20,6 +20,7 @@ from flashdsa.torch import context_parallel  # noqa: E402
 from flashdsa.torch.context_parallel import ContextParallel  # noqa: E402
 from package_program import DTYPE_NAMES  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
+from torch_problems import assert_both_get_the_plan  # noqa: E402
 
 TOKENS, HEADS, WIDTH = 96, 4, 12
 
@@ -185,15 +186,19 @@ def to_file(tensors):
     return file
 
 
-@pytest.mark.parametrize("part", ["in one call", "in steps"])
-def test_results_are_within_the_specification(found, problem, order, part):
+def assert_within_the_specification(found, problem, order, part, backend):
     """Judged by the NumPy oracle."""
     results = {name: storage_order(found, order, part, name)
                for name in found[0][order][part] if name != "grad_attn_sink"}
     results["grad_attn_sink"] = sum(rank[order][part]["grad_attn_sink"] for rank in found)
     results.setdefault("lse", storage_order(found, order, "in steps", "lse"))
-    report = check.check_file(check.Problem(to_file(problem)), to_file(results), "run", "cpu")
+    report = check.check_file(check.Problem(to_file(problem)), to_file(results), "run", backend)
     assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("part", ["in one call", "in steps", "with a plan"])
+def test_results_are_within_the_specification(found, problem, order, part):
+    assert_within_the_specification(found, problem, order, part, "cpu")
 
 
 def test_gather_undoes_shard(found, problem, order):
@@ -285,6 +290,15 @@ def test_one_rank_gives_the_bits_of_the_operator(cp, problem, one_rank):
     out = attend(cp, problem, one_rank, q=q, kv=kv)
     out.sum().backward()  # an expanded gradient
     assert_plain((out.detach(), q.grad, kv.grad), problem, one_rank)
+
+
+def test_forward_and_backward_get_the_plan(cp, problem, one_rank, monkeypatch):
+    plan = ft.build_selection_plan(one_rank["topk_indices"], TOKENS, HEADS,
+                                   one_rank["topk_length"])
+    q, kv = leaf(problem["q"]), leaf(problem["kv"])
+    assert_both_get_the_plan(
+        monkeypatch, context_parallel, plan,
+        lambda: attend(cp, problem, one_rank, q=q, kv=kv, plan=plan).sum().backward())
 
 
 def test_latent_may_be_a_part_of_wider_rows(cp, problem, one_rank):
@@ -513,6 +527,7 @@ def test_gather_of_another_cut_is_refused(cp, problem, one_rank):
 
 
 def test_arguments_of_the_library_are_refused_by_it(cp, problem, one_rank):
+    plan = ft.build_selection_plan(one_rank["topk_indices"], TOKENS - 1, HEADS)
     refusals = (({"q": problem["q"].float()}, TypeError, "q must be bfloat16"),
                 ({"q": problem["q"][:-1]}, ValueError, "topk_indices must be int32"),
                 ({"q": problem["q"].to("meta")}, ValueError, "q must be in host memory"),
@@ -521,6 +536,10 @@ def test_arguments_of_the_library_are_refused_by_it(cp, problem, one_rank):
                 ({"kv": problem["kv"][:, 0]}, ValueError, "kv must be bfloat16"),
                 ({"topk_indices": one_rank["topk_indices"].long()}, TypeError, "topk_indices must"),
                 ({"softmax_scale": "1"}, TypeError, "softmax_scale must be a float"),
+                ({"plan": plan}, ValueError, "plan must be built for T_q = 96, .*T_k = 95"),
+                ({"plan": plan._replace(storage=plan.storage.numpy())}, TypeError,
+                 "plan.storage must be a torch.Tensor, got numpy.ndarray"),
+                ({"plan": plan.storage}, TypeError, "plan must be a SelectionPlan, got torch"),
                 ({"backend": "tpu"}, ValueError, "backend must be one of"))
     for changes, kind, words in refusals:
         with pytest.raises(kind, match=f"attention_forward: {words}"):
@@ -552,3 +571,4 @@ def test_nccl(problem, order, tmp_path, ranks):
     assert_bits(found, order, "in one call", SELECTED, want)
     assert_bits(found, order, "in steps", (*SELECTED, "out", "lse", "grad_q"), want)
     assert_rounded_once(storage_order(found, order, "in steps", "grad_kv"), want["grad_kv"])
+    assert_within_the_specification(found, problem, order, "with a plan", "auto")

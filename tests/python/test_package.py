@@ -77,7 +77,7 @@ def test_options_are_those_of_the_library():
             2, modes.index(mode), 3, True)
 
 
-@pytest.mark.parametrize("source, printed", EXAMPLES, ids=["numpy", "torch"])
+@pytest.mark.parametrize("source, printed", EXAMPLES, ids=["numpy", "torch", "plan"])
 def test_documented_example(source, printed):
     if "import torch" in source and importlib.util.find_spec("torch") is None:
         pytest.skip("no PyTorch")

@@ -2,7 +2,6 @@
 
 import contextlib
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -12,42 +11,8 @@ import flashdsa  # noqa: E402
 import flashdsa.torch as ft  # noqa: E402
 import problems  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
-
-
-def to_torch(value):
-    if not isinstance(value, np.ndarray):
-        return value
-    if value.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(value.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(value)
-
-
-def to_numpy(tensor):
-    if tensor.dtype == torch.bfloat16:
-        return tensor.detach().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return tensor.detach().numpy()
-
-
-def case_of(**sizes):
-    return {name: to_torch(value) for name, value in problems.attention(**sizes).items()}
-
-
-def differentiable(case):
-    return {name: value.clone().requires_grad_() if name in ("q", "kv", "attn_sink") else value
-            for name, value in case.items()}
-
-
-def gradients(case, run=ft.sparse_attention, grad_out=None):
-    """out and the gradients of q, kv and attn_sink."""
-    case = differentiable(case)
-    out = run(**case)
-    out.backward(torch.ones_like(out) if grad_out is None else grad_out)
-    return [out.detach(), *(case[name].grad for name in ("q", "kv", "attn_sink"))]
-
-
-def assert_same(got, want):
-    for a, b in zip(got, want):
-        assert a.dtype == b.dtype and torch.equal(a, b)
+from torch_problems import (assert_same, case_of, differentiable, gradients,  # noqa: E402
+                            id_of, saved_bytes, saved_tensors, to_numpy, to_torch)
 
 
 @contextlib.contextmanager
@@ -134,23 +99,6 @@ def test_gradcheck(dim, sink):
                                    attn_sink, backend="reference")
 
     assert torch.autograd.gradcheck(run, inputs, fast_mode=True)
-
-
-@contextlib.contextmanager
-def saved_tensors():
-    """What autograd keeps of the calls inside."""
-    saved = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
-        yield saved
-
-
-def saved_bytes(tensors):
-    """A storage counts once, whoever shares it."""
-    return sum({id_of(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}.values())
-
-
-def id_of(tensor):
-    return tensor.untyped_storage()._cdata
 
 
 def test_only_what_the_backward_needs_is_saved():
@@ -327,11 +275,12 @@ def test_operators_are_well_registered():
     case = differentiable(case_of())
     options = ("auto", 1, False, False, None)
     torch.library.opcheck(torch.ops.flashdsa.sparse_attention.default,
-                          (*case.values(), *options))
+                          (*case.values(), None, None, *options))
     plain = case_of()
     forward = flashdsa.attention_forward(**plain)
     torch.library.opcheck(torch.ops.flashdsa.sparse_attention_backward.default,
-                          (forward.out, *plain.values(), forward.out, forward.lse, *options))
+                          (forward.out, *plain.values(), None, None, forward.out, forward.lse,
+                           *options))
     rows = flashdsa.prepare_packed_metadata(torch.tensor([0, 40], dtype=torch.int32), 40)
     for scores in (False, True):
         torch.library.opcheck(torch.ops.flashdsa.indexer_topk.default,

@@ -164,6 +164,114 @@ def test_gradients_of_any_strides(layout):
     assert all(map(torch.equal, *results))
 
 
+def drifting_problem(heads=8, seed=0, **sizes):
+    """As `problem`; a row's keys are those of the row before it but one, no length is short."""
+    q, kv, indices, scale, length = problem(heads=heads, seed=seed, **sizes)
+    rows, _, width = indices.shape
+    generator = torch.Generator().manual_seed(seed + 1)
+    order = torch.randperm(kv.shape[0], generator=generator)
+    keys = torch.stack([order[t:t + width].sort().values for t in range(rows)])
+    return q, kv, keys[:, None].int().cuda(), scale, torch.full_like(length, width)
+
+
+def plan_of(q, kv, indices, _, length):
+    return ft.build_selection_plan(indices, kv.shape[0], q.shape[1], length)
+
+
+def items_of(plan):
+    """(first row, rows, kind, keys, first key, 0, 0, 0) of every item: docs/selection_plan.md."""
+    storage = plan.storage.cpu()
+    count = storage[:4].view(torch.int32).item()
+    return storage[64:64 + 32 * count].view(torch.int32).view(count, 8)
+
+
+@pytest.mark.parametrize("heads", [8, 16, 32, 64])
+def test_plan_is_that_of_the_host(heads):
+    case = drifting_problem(heads)
+    plan = plan_of(*case)
+    host = plan_of(*(x.cpu() if isinstance(x, torch.Tensor) else x for x in case))
+    assert plan.storage.is_cuda and plan.storage.dtype == torch.uint8
+    assert plan[1:] == host[1:] and plan.nbytes == host.nbytes
+    assert torch.equal(items_of(plan), items_of(host))
+    union = 1
+    assert (items_of(plan)[:, 2] == union).any() == (heads <= 32)
+
+
+@pytest.mark.parametrize("dim", [576, 512])
+@pytest.mark.parametrize("heads", [8, 24, 64])
+def test_autograd_with_a_plan_against_float32(heads, dim):
+    case = drifting_problem(heads, dim=dim)
+    plan = plan_of(*case)
+    got = gradients(lambda *rest: ft.sparse_attention(*rest, plan=plan), *case)
+    want = gradients(oracle, case[0].float(), case[1].float(), *case[2:])
+    for name, bound, a, b in zip(("out", "grad_q", "grad_kv"), (4e-3, 1e-2, 1e-2), got, want):
+        assert relative(a, b) <= bound, f"{name}: {relative(a, b)}"
+
+
+def test_layers_share_a_plan():
+    """Its memory is PyTorch's, saved once, and in use until the last backward."""
+    q, kv, *rest = drifting_problem()
+    want = gradients(ft.sparse_attention, q, kv, *rest)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    plan = plan_of(q, kv, *rest)
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() - before >= plan.nbytes
+    layers = [(q.clone().requires_grad_(), kv.clone().requires_grad_()) for _ in range(4)]
+    outs = [ft.sparse_attention(*layer, *rest, plan=plan) for layer in layers]
+    del plan
+    torch.empty(2**24, device="cuda").fill_(7)  # stirs the allocator
+    generator = torch.Generator("cuda").manual_seed(1)  # as in `gradients`
+    grad_out = torch.randn(outs[0].shape, generator=generator, device="cuda").bfloat16()
+    for out in outs:
+        out.backward(grad_out)
+    for (a, b), out in zip(layers, outs):
+        for name, bound, x, y in zip(("out", "grad_q", "grad_kv"), (4e-3, 1e-2, 1e-2),
+                                     (out.detach(), a.grad, b.grad), want):
+            assert relative(x, y.float()) <= bound, name
+    del layers, outs, out, a, b, x, grad_out
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() == before
+
+
+def test_graph_with_a_plan_is_replayed():
+    """A graph that builds the plan of its selection, then runs forward and backward with it."""
+    def step(q, kv, indices, scale, length):
+        plan = plan_of(q, kv, indices, scale, length)
+        forward = flashdsa.attention_forward(q, kv, indices, scale, length, plan=plan)
+        grads = flashdsa.attention_backward(q, kv, indices, scale, forward.out, forward.lse,
+                                            forward.out, length, plan=plan)
+        return forward.out, grads.grad_q, grads.grad_kv
+
+    q, kv, indices, scale, length = drifting_problem()
+    step(q, kv, indices, scale, length)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = step(q, kv, indices, scale, length)
+    for seed in (1, 2, 3):
+        other = drifting_problem(seed=seed)
+        q.copy_(other[0])
+        indices.copy_(other[2])
+        torch.empty(2**24, device="cuda").fill_(seed)  # stirs the allocator
+        graph.replay()
+        want = step(q, kv, indices, scale, length)
+        assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
+        assert relative(got[2], want[2].float()) <= 1e-2  # the backward may use atomics
+        assert relative(got[0], oracle(q.float(), kv.float(), indices, scale, length)) <= 4e-3
+
+
+def test_compiled_with_a_plan():
+    case = drifting_problem()
+
+    def layer(q, *rest):
+        return ft.sparse_attention(q * 2, *rest, plan=plan_of(q, *rest)) + 1
+
+    got = gradients(torch.compile(layer, fullgraph=True), *case)
+    want = gradients(layer, *case)
+    assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
+    assert relative(got[2], want[2].float()) <= 1e-2  # the backward may use atomics
+
+
 def test_metadata_and_selection():
     cu_seqlens = torch.tensor([0, 100, 300], dtype=torch.int32)
     host = flashdsa.prepare_packed_metadata(cu_seqlens, 300)
@@ -189,6 +297,9 @@ def test_two_devices_are_refused(function):
         function(q, kv.cpu(), indices, scale, length)
     with pytest.raises(ValueError, match="topk_length must be on cpu as q is, got cuda:0"):
         function(q.cpu(), kv.cpu(), indices.cpu(), scale, length)
+    plan = plan_of(q.cpu(), kv.cpu(), indices.cpu(), scale, length.cpu())
+    with pytest.raises(ValueError, match="plan.storage must be on cuda:0 as q is, got cpu"):
+        function(q, kv, indices, scale, length, plan=plan)
     if torch.cuda.device_count() > 1:
         with pytest.raises(ValueError, match="kv must be on cuda:0 as q is, got cuda:1"):
             function(q, kv.to("cuda:1"), indices, scale, length)

@@ -1,5 +1,5 @@
-"""Checks that README.md quotes every program of docs/examples as it stands, and that no relative
-link of README.md or docs/*.md leads nowhere.
+"""Checks that README.md or a page of docs/ quotes every program of docs/examples as it stands, and
+that no relative link of these pages leads nowhere.
 
 Prints one line per fault and exits 1 when there is one.
 """
@@ -19,19 +19,23 @@ def broken_links(page: pathlib.Path) -> list[str]:
             if "://" not in target and not (page.parent / target).exists()]
 
 
+def pages(root: pathlib.Path) -> list[pathlib.Path]:
+    return [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+
+
 def unquoted_examples(root: pathlib.Path) -> list[str]:
-    readme = (root / "README.md").read_text(encoding="utf-8")
+    text = "".join(page.read_text(encoding="utf-8") for page in pages(root))
     examples = sorted((root / "docs/examples").glob("*.cc"))
     if not examples:
         return ["docs/examples: expected programs, got none"]
-    return [f"README.md: does not quote docs/examples/{example.name} as it stands"
+    return [f"docs/examples/{example.name}: no page quotes it as it stands"
             for example in examples
-            if f"```cpp\n{example.read_text(encoding='utf-8')}```\n" not in readme]
+            if f"```cpp\n{example.read_text(encoding='utf-8')}```\n" not in text]
 
 
 def faults(root: pathlib.Path) -> list[str]:
     found = unquoted_examples(root)
-    for page in [root / "README.md", *sorted((root / "docs").glob("*.md"))]:
+    for page in pages(root):
         found += broken_links(page)
     return found
 

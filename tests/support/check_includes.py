@@ -37,6 +37,7 @@ RULES = (
     Rule(r"src/core/simd/", (STANDARD, PUBLIC, CORE, FMT, HIGHWAY, r"immintrin\.h")),
     Rule(r"src/core/cuda/", (STANDARD, PUBLIC, r"core/.+", FMT, CUDA)),
     Rule(r"src/core/", (STANDARD, PUBLIC, CORE, FMT)),
+    Rule(r"src/operations\.cc$", (STANDARD, PUBLIC, CORE, r"\w+/backends\.h")),
     Rule(r"src/(?P<op>\w+)/reference/",
          (STANDARD, PUBLIC, r"{op}/(params|backends)\.h", r"{op}/reference/.+",
           r"core/(element|parallel|progress)\.h")),

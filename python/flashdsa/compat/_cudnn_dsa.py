@@ -55,7 +55,11 @@ def indexer_forward_wrapper(
         max_seqlen_q, max_seqlen_k: longest segments, ints; needed beside cu_seqlens.
         q_causal_offsets: int32 [S] (or [B]), position of a segment's first query among its keys;
             None: 0.
-        precision: "bf16"; the arguments after it belong to other precisions and are refused.
+        precision: "bf16".
+        q_scale, k_scale, cu_seqlens_q_scale_padded, cu_seqlens_k_scale_padded: None.
+        sf_vec_size, return_lse, lse_out: as they are by default.
+        m_block_size, n_block_size, q_stage, kv_stage: no effect.
+        stream: a CUDA stream's handle or a torch.cuda.Stream; None: PyTorch's current stream.
 
     Returns:
         scores: float32 [T_q, max_seqlen_k] in columns of the segment, or [B, S_q, S_k].
@@ -98,6 +102,7 @@ def indexer_top_k_wrapper(input_values: Tensor, seq_lens: Tensor, top_k: int, ne
         return_val: return values too.
         tie_break: 0 or 1 (the smaller column), 2 (the larger).
         num_copy_bits, deterministic: no effect.
+        stream: as in `indexer_forward_wrapper`.
 
     Returns:
         indices: int32 [n_rows, top_k], ascending, then -1.
@@ -150,6 +155,7 @@ def sparse_attention_backward_wrapper(
         dq, dkv: to write into, of q's and kv's shape and dtype.
         deterministic: same bits on every run; also with torch.use_deterministic_algorithms.
         block_tile, workspace, q_cluster_mode: no effect.
+        stream: as in `indexer_forward_wrapper`.
 
     Returns:
         dq like q, dkv like kv, d_sink float32 [H].
@@ -186,6 +192,7 @@ def compactify_wrapper(indices: Tensor, stream: Any = None) -> Result:
 
     Args:
         indices: int32 [rows, K], or [B, S, K], which counts as [B*S, K].
+        stream: as in `indexer_forward_wrapper`.
 
     Returns:
         indices: int32 [rows, K], -1 behind the valid slots.
@@ -219,6 +226,7 @@ def local_to_global_wrapper(local_indices: Tensor, seqlen_k: int,
             starts at b * seqlen_k.
         seqlen_k: keys of one batch; not read beside cu_seqlens.
         cu_seqlens_q, cu_seqlens_k: int32 [S+1], bounds of the segments of rows and of keys.
+        stream: as in `indexer_forward_wrapper`.
 
     Returns:
         indices: int32, of the same shape; -1 where a slot is negative.

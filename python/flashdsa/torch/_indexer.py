@@ -127,10 +127,17 @@ def indexer_topk(index_q: Tensor, index_k: Tensor, head_weights: Tensor, packed_
                  threads: int = 0, check: Optional[bool] = None) -> Selection:
     """`flashdsa.indexer_topk` as an operator, which torch.compile keeps in its graph.
 
-    Arguments, result and errors are those of the plain function. The selection has no gradient; the
-    scores are differentiable in index_q, index_k and head_weights, by `flashdsa.indexer_backward`.
-    Saved for the backward are those three and topk_indices, none copied. The gradients have the
-    dtypes of their tensors; a second derivative is refused.
+    The selection has no gradient; the scores are differentiable in index_q, index_k and
+    head_weights, by `flashdsa.indexer_backward`. Saved for the backward are those three and
+    topk_indices, none copied. The gradients have the dtypes of their tensors; a second derivative
+    is refused.
+
+    Args:
+        index_q, index_k, head_weights, packed_metadata, index_topk: as in `flashdsa.indexer_topk`.
+        return_scores, backend, threads, check: as there.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: as `flashdsa.indexer_topk`.
     """
     name = "indexer_topk"
     starts, causal_lengths, total = rows_of(name, packed_metadata)

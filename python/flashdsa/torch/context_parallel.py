@@ -16,9 +16,10 @@ selection gather no index_k.
     cp = ContextParallel(total_tokens, order="zigzag")
     rows = cp.prepare_packed_metadata(cu_seqlens, cu_seqlens_padded=cu_seqlens_padded)
     x = cp.shard(x)                                 # [T, ...], the same on all ranks, to [T/R, ...]
-    kv = cp.start_gather(latent(x)[:, None])        # travels behind what follows
+    index_k = cp.start_gather(index_keys(x))        # these travel behind what follows, in order
+    kv = cp.start_gather(latent(x)[:, None])
     q = queries(x)
-    keys = cp.indexer_topk(index_q(x), index_k(x), head_weights(x), rows, 2048)
+    keys = cp.indexer_topk(index_q(x), index_k, head_weights(x), rows, 2048)
     out = cp.sparse_attention(q, kv, keys.topk_indices, scale, keys.topk_length)
 
 All ranks make the same calls in the same order, backward passes included; a rank that raises alone
@@ -37,6 +38,7 @@ from .. import _checks
 from .._attention import attention_backward, attention_forward
 from .._indexer import Selection, indexer_backward, indexer_topk
 from .._metadata import PackedMetadata, prepare_packed_metadata
+from .._plan import SelectionPlan, from_parts, parts_of
 from .._torch_framework import is_plain
 from ._attention import autocast_inputs
 from ._operators import is_deterministic, require_tensors
@@ -109,7 +111,7 @@ class ContextParallel:
         return [rank, 2 * self.world_size - 1 - rank]
 
     def query_indices(self, device: Any = None) -> Tensor:
-        """int64 [T/R]: storage positions of this rank's rows, ascending."""
+        """int64 [T/R] on `device`: storage positions of this rank's rows, ascending."""
         size = self._chunk_tokens
         return torch.cat([torch.arange(chunk * size, (chunk + 1) * size, device=device)
                           for chunk in self._chunks_of(self.rank)])
@@ -215,8 +217,9 @@ class ContextParallel:
     def sparse_attention(self, q: Tensor, kv: Union[Tensor, Gather], topk_indices: Tensor,
                          softmax_scale: float, topk_length: Optional[Tensor] = None,
                          attn_sink: Optional[Tensor] = None, *, return_lse: bool = False,
-                         backend: str = "auto", threads: int = 0,
-                         deterministic: Optional[bool] = None, invariant: bool = False,
+                         plan: Optional[SelectionPlan] = None, backend: str = "auto",
+                         threads: int = 0, deterministic: Optional[bool] = None,
+                         invariant: bool = False,
                          check: Optional[bool] = None) -> Union[Tensor, tuple[Tensor, Tensor]]:
         """`flashdsa.torch.sparse_attention` of this rank's rows over the keys of all ranks.
 
@@ -229,8 +232,10 @@ class ContextParallel:
             kv: bfloat16 [T/R, 1, D], this rank's keys, or what `start_gather` made of them.
             topk_indices: int32 [T/R, 1, K], storage positions.
             topk_length: int32 [T/R].
-            softmax_scale, attn_sink, return_lse, backend, threads, deterministic, invariant,
-                check: as there.
+            plan: of `flashdsa.torch.build_selection_plan` for these rows, with T as
+                total_key_tokens.
+            softmax_scale, attn_sink, return_lse: as there.
+            backend, threads, deterministic, invariant, check: as there.
 
         Returns:
             out, bfloat16 [T/R, H, 512], or (out, lse), lse float32 [T/R, H], not differentiable.
@@ -239,8 +244,9 @@ class ContextParallel:
             TypeError, ValueError, RuntimeError: as `flashdsa.attention_forward` and `start_gather`.
         """
         name = "attention_forward"
-        names = ("q", "topk_indices", "topk_length", "attn_sink")
-        require_tensors(name, names, (q, topk_indices, topk_length, attn_sink), optional=2)
+        names = ("q", "topk_indices", "topk_length", "attn_sink", "plan.storage")
+        storage, sizes = parts_of(name, plan)
+        require_tensors(name, names, (q, topk_indices, topk_length, attn_sink, storage), optional=3)
         if (not q.is_meta and torch.is_autocast_enabled(q.device.type)
                 and isinstance(kv, Tensor)):
             q, kv, attn_sink = autocast_inputs(q, kv, attn_sink)
@@ -248,7 +254,8 @@ class ContextParallel:
         options = {"backend": backend, "threads": threads, "check": check, "invariant": invariant,
                    "deterministic": is_deterministic(deterministic)}
         out, lse = _Attention.apply(q, *keys.take_anchor(), keys.received(), topk_indices,
-                                    softmax_scale, topk_length, attn_sink, options)
+                                    softmax_scale, topk_length, attn_sink, storage, sizes,
+                                    options)
         return (out, lse) if return_lse else out
 
     @torch.compiler.disable
@@ -261,7 +268,13 @@ class ContextParallel:
                                  check: Optional[bool] = None) -> IndexedAttention:
         """`indexer_topk`, and `sparse_attention` over its selection; kv travels meanwhile.
 
-        Arguments and errors are those of the two.
+        Args:
+            index_q, index_k, head_weights, packed_metadata, index_topk: as in `indexer_topk`.
+            q, kv, softmax_scale, attn_sink, deterministic, invariant: as in `sparse_attention`.
+            backend, threads, check: of both.
+
+        Raises:
+            TypeError, ValueError, RuntimeError: as the two.
         """
         index_keys = self._gather_of("indexer_topk", "index_k", index_k)
         keys = self._gather_of("attention_forward", "kv", kv)
@@ -282,11 +295,11 @@ class ContextParallel:
         return x
 
     def to_storage_order(self, gathered: Tensor) -> Tensor:
-        """[T, ...] as an all-gather leaves it to the order of storage."""
+        """gathered [T, ...], as an all-gather leaves it, in the order of storage."""
         return self._select(gathered, self._places)
 
     def to_rank_order(self, x: Tensor) -> Tensor:
-        """[T, ...] in the order of storage to that of a reduce-scatter, contiguous."""
+        """x [T, ...], in the order of storage, in that of a reduce-scatter, contiguous."""
         return self._select(x, self._held).contiguous()
 
 
@@ -434,11 +447,15 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, anchor: Tensor, reduction: _Reduction, kv: Tensor,
                 topk_indices: Tensor, softmax_scale: float, topk_length: Optional[Tensor],
-                attn_sink: Optional[Tensor], options: dict[str, Any]) -> tuple[Tensor, Tensor]:
+                attn_sink: Optional[Tensor], plan: Optional[Tensor],
+                plan_sizes: Optional[tuple[int, ...]],
+                options: dict[str, Any]) -> tuple[Tensor, Tensor]:
         result = attention_forward(q, kv, topk_indices, softmax_scale, topk_length, attn_sink,
-                                   **options)
-        ctx.save_for_backward(q, kv, topk_indices, topk_length, attn_sink, result.out, result.lse)
+                                   plan=from_parts(plan, plan_sizes), **options)
+        ctx.save_for_backward(q, kv, topk_indices, topk_length, attn_sink, plan, result.out,
+                              result.lse)
         ctx.reduction = reduction
+        ctx.plan_sizes = plan_sizes
         ctx.softmax_scale = softmax_scale
         ctx.options = options
         ctx.mark_non_differentiable(result.lse)
@@ -448,14 +465,15 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_out: Tensor, _: Any) -> tuple[Any, ...]:
-        q, kv, topk_indices, topk_length, attn_sink, out, lse = ctx.saved_tensors
+        q, kv, topk_indices, topk_length, attn_sink, plan, out, lse = ctx.saved_tensors
         if grad_out.stride(-1) != 1:
             grad_out = grad_out.contiguous()
         grads = attention_backward(q, kv, topk_indices, ctx.softmax_scale, out, lse, grad_out,
-                                   topk_length, attn_sink, grad_kv_float32=q.dtype != torch.float64,
-                                   **ctx.options)
+                                   topk_length, attn_sink, plan=from_parts(plan, ctx.plan_sizes),
+                                   grad_kv_float32=q.dtype != torch.float64, **ctx.options)
         grad_anchor = ctx.reduction.start(grads.grad_kv) if ctx.needs_input_grad[1] else None
-        return grads.grad_q, grad_anchor, None, None, None, None, None, grads.grad_attn_sink, None
+        return (grads.grad_q, grad_anchor, None, None, None, None, None, grads.grad_attn_sink, None,
+                None, None)
 
 
 def _sum_dtype(x: Tensor) -> torch.dtype:

@@ -1,0 +1,99 @@
+"""One row of a results file. docs/benchmarks.md defines every field."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+
+from .ceiling import Ceiling
+from .context import Context
+from .errors import CompareError
+from .judge import Figure
+from .operations import Work
+
+Record = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """What one library's call of an operation took."""
+
+    error: Figure
+    milliseconds: np.ndarray
+    """of every round, ascending"""
+    peak_bytes: Optional[int]
+
+    def quantile(self, share: float) -> float:
+        return float(np.quantile(self.milliseconds, share))
+
+
+def make_record(fields: Record, work: Work, ceiling: Ceiling, ours: Measured,
+                peer: Optional[str], theirs: Optional[Measured], context: Context) -> Record:
+    """`fields` name the row; `peer` is name@version."""
+    median = ours.quantile(0.5)
+    tflops = work.flop / median / 1e9 if work.flop else None
+    record = {
+        **fields,
+        "samples": len(ours.milliseconds),
+        "median_ms": median,
+        "p10_ms": ours.quantile(0.1),
+        "p90_ms": ours.quantile(0.9),
+        "tflops": tflops,
+        "bytes_per_s": work.bytes / median * 1e3,
+        "peak_tflops": ceiling.tflops,
+        "peak_bytes_per_s": ceiling.bytes_per_s,
+        "ceiling_share": tflops and tflops / ceiling.tflops,
+        "scratch_bytes": None,
+        "peak_bytes": ours.peak_bytes,
+        "error": str(ours.error),
+        "peer": peer,
+        "peer_median_ms": None,
+        "peer_p10_ms": None,
+        "peer_p90_ms": None,
+        "peer_peak_bytes": None,
+        "peer_error": None,
+        "ratio": None,
+    }
+    if theirs is not None:
+        record.update(peer_median_ms=theirs.quantile(0.5), peer_p10_ms=theirs.quantile(0.1),
+                      peer_p90_ms=theirs.quantile(0.9), peer_peak_bytes=theirs.peak_bytes,
+                      peer_error=str(theirs.error), ratio=theirs.quantile(0.5) / median)
+    return {**record, **dataclasses.asdict(context)}
+
+
+def check_appendable(path: Path) -> None:
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise CompareError(f"{path} must be a file that can be appended to, "
+                           f"got: {error.strerror}") from None
+
+
+def append_json_line(path: Path, record: Record) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record, separators=(",", ":")) + "\n")
+
+
+def append_csv_line(path: Path, record: Record) -> None:
+    """Behind a line of names where the file is empty."""
+    with path.open("a", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, record.keys(), lineterminator="\n")
+        if file.tell() == 0:
+            writer.writeheader()
+        writer.writerow({name: str(value).lower() if isinstance(value, bool) else value
+                         for name, value in record.items()})
+
+
+def read_json_lines(path: Path) -> list[Record]:
+    """Rows of a results file that are measurements of an operation."""
+    try:
+        records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        raise CompareError(f"{path} must be a file of JSON objects, one a line, got: "
+                           f"{error}") from None
+    return [record for record in records if "op" in record and "median_ms" in record]
