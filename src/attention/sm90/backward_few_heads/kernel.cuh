@@ -42,7 +42,7 @@
 //                                                                      reads those of the item
 //                                                                      before the last
 //   sums_full           384 of the scorers  4 waits, parity 0          the item's sums are there
-//   sums_empty          128 of 4            scorers wait, parity 1     they have been read
+//   sums_empty          128 of 4            scorers, 4 wait, parity 1  they and D have been read
 // A scorer takes one phase in three of weights_empty. It cannot mistake an older one for it: its
 // key tile came into the place of the last but one, whose weights had been read by then.
 //
@@ -626,6 +626,7 @@ __device__ __forceinline__ void run_grad_q(const KernelParams& p, SharedStorage<
   for (uint32_t items = 0; more; ++items) {
     item = next;
     barrier_wait(&shared.heads_full[place_of(items)], items >> 1 & 1);
+    barrier_wait(&shared.sums_empty, (items & 1) ^ 1);
     index += p.ctas;
     more = find();
     if (more) prepare_heads(p, shared, next, place_of(items + 1));

@@ -55,7 +55,7 @@
 //                                                                        reads those of the item
 //                                                                        before the last
 //   sums_full             256 of the scorers  3 waits, parity 0          the item's sums are there
-//   sums_empty            128 of 3            scorers wait, parity 1     they have been read
+//   sums_empty            128 of 3            scorers, 3 wait, parity 1  they and D have been read
 //   p_k_full              16384 bytes of CTA  3 of CTA 0 waits,          sum P k is there
 //                         1                   parity 0
 //   p_k_empty             4 warps of CTA 0    3 of CTA 1 waits,          it has been read
@@ -667,6 +667,7 @@ __device__ __forceinline__ void run_grad_q(const KernelParams& p, SharedStorage<
   for (uint32_t items = 0; more; ++items) {
     const int index = next;
     barrier_wait(&shared.heads_full[place_of(items)], items >> 1 & 1);
+    barrier_wait(&shared.sums_empty, (items & 1) ^ 1);
     next += p.ctas;
     more = prepare_next(items + 1);
 
