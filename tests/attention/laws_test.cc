@@ -9,22 +9,24 @@
 namespace flashdsa::test {
 namespace {
 
+// Of kernels for few heads and for many, the latter with heads in one block of 64 and in two.
+struct Form {
+  std::int64_t heads, head_dim;
+};
+constexpr Form kForms[] = {{5, 512}, {5, 576}, {33, 512}, {72, 576}};
+
 // Something of everything: a hole, a duplicate, an empty row, lengths and a sink.
-AttentionProblem mixed_problem(std::uint64_t seed, std::int64_t head_dim = 576,
-                               std::int64_t heads = 5) {
-  AttentionProblem problem = random_attention({7, 60, heads, 40, head_dim}, seed);
+AttentionProblem mixed_problem(std::uint64_t seed, const Form& form = {5, 576}) {
+  AttentionProblem problem = random_attention({7, 60, form.heads, 40, form.head_dim}, seed);
   problem.set_row(1, {5, -1, 7, 7, 60, 2});
   problem.set_row(3, {});
   problem.set_lengths({40, 40, 17, 40, 33, 0, 40});
   constexpr double kSinks[] = {0.5, -1, 2, 0, 1};
   std::vector<double> sinks;
-  for (std::int64_t h = 0; h < heads; ++h) sinks.push_back(kSinks[h % std::ssize(kSinks)]);
+  for (std::int64_t h = 0; h < form.heads; ++h) sinks.push_back(kSinks[h % std::ssize(kSinks)]);
   problem.set_sink(sinks);
   return problem;
 }
-
-// Of the kernels for few heads and for many, the latter with heads in one block of 64 and in two.
-constexpr std::int64_t kHeadCounts[] = {5, 33, 72};
 
 Runtime in_mode(Runtime runtime, Mode mode) {
   runtime.mode = mode;
@@ -88,13 +90,11 @@ void expect_row_of(const AttentionResult& alone, const AttentionResult& batch, s
 
 TEST_P(Attention, RowAloneGivesTheBitsOfTheBatch) {
   const Runtime invariant = in_mode(runtime(), Mode::kInvariant);
-  for (const std::int64_t heads : kHeadCounts) {
-    for (const std::int64_t dim : {512, 576}) {
-      const AttentionProblem problem = mixed_problem(85, dim, heads);
-      const AttentionResult batch = run_attention(problem, invariant);
-      for (std::int64_t t = 0; t < problem.t_q(); ++t) {
-        expect_row_of(run_attention(rows_of(problem, t, 1), invariant), batch, t);
-      }
+  for (const Form& form : kForms) {
+    const AttentionProblem problem = mixed_problem(85, form);
+    const AttentionResult batch = run_attention(problem, invariant);
+    for (std::int64_t t = 0; t < problem.t_q(); ++t) {
+      expect_row_of(run_attention(rows_of(problem, t, 1), invariant), batch, t);
     }
   }
 }
@@ -154,22 +154,20 @@ TEST_P(Attention, StridedInputsGiveTheBitsOfContiguousOnes) {
       expect_result(strided, run_attention(strided, runtime(mode)), want, mode);
     }
   };
-  for (const std::int64_t heads : kHeadCounts) {
-    for (const std::int64_t dim : {512, 576}) {
-      for (const Mode mode : modes()) expect_bits(mixed_problem(86, dim, heads), mode);
-    }
+  for (const Form& form : kForms) {
+    for (const Mode mode : modes()) expect_bits(mixed_problem(86, form), mode);
   }
 }
 
 TEST_P(Attention, StridedForwardResultsGiveTheSameGradients) {
-  for (const std::int64_t heads : kHeadCounts) {
-    const AttentionProblem problem = mixed_problem(87, 576, heads);
+  for (const Form& form : kForms) {
+    const AttentionProblem problem = mixed_problem(87, form);
     for (const Mode mode : modes()) {
       const AttentionResult want = run_attention(problem, runtime(mode));
       for (const std::int64_t gap : kGaps) {
         AttentionResult got = empty_result(problem, want.backend);
-        got.out = want.out.with_strides({heads * (512 + gap), 512 + gap, 1});
-        got.lse = want.lse.with_strides({heads + 4, 1});
+        got.out = want.out.with_strides({form.heads * (512 + gap), 512 + gap, 1});
+        got.lse = want.lse.with_strides({form.heads + 4, 1});
         got.max_logits = want.max_logits;
         run_placed(backward_args(problem, got), runtime(mode));
         expect_result(problem, got, want, mode);
@@ -206,10 +204,8 @@ TEST_P(Attention, UnalignedPointersGiveTheSameBits) {
     problem.attn_sink = aligned.attn_sink->with_unaligned_memory();
     expect_result(problem, run_attention(problem, runtime(mode), DType::kFloat32), want, mode);
   };
-  for (const std::int64_t heads : kHeadCounts) {
-    for (const std::int64_t dim : {512, 576}) {
-      for (const Mode mode : modes()) expect_bits(mixed_problem(89, dim, heads), mode);
-    }
+  for (const Form& form : kForms) {
+    for (const Mode mode : modes()) expect_bits(mixed_problem(89, form), mode);
   }
 }
 
@@ -227,10 +223,10 @@ TEST_P(Attention, UnalignedOutputsGiveTheSameBits) {
     expect_result(problem, got, want, mode);
     for (const HostTensor* output : outputs) EXPECT_TRUE(output->bands_intact());
   };
-  for (const std::int64_t heads : kHeadCounts) {
+  for (const Form& form : kForms) {
     for (const Mode mode : modes()) {
       for (const DType grad_kv_dtype : {DType::kBFloat16, DType::kFloat32}) {
-        expect_bits(mixed_problem(90, 576, heads), mode, grad_kv_dtype);
+        expect_bits(mixed_problem(90, form), mode, grad_kv_dtype);
       }
     }
   }
@@ -267,7 +263,7 @@ TEST_P(Attention, CallsDoNotRememberEachOther) {
 }
 
 TEST_P(Attention, CallsFromSeveralThreadsDoNotDisturbEachOther) {
-  const AttentionProblem problems[] = {mixed_problem(93), mixed_problem(94, 512)};
+  const AttentionProblem problems[] = {mixed_problem(93), mixed_problem(94, {5, 512})};
   const AttentionResult want[] = {run_attention(problems[0], repeatable()),
                                   run_attention(problems[1], repeatable())};
   std::vector<std::string> failures(2);
