@@ -51,6 +51,9 @@ TEST_P(Attention, HundredsOfRowsOfManyLengthsAreRight) {
   for (const std::int64_t heads : {3, 10, 18}) {
     expect_within_spec(rows_of_many_lengths(280, heads, 38));
   }
+  for (const std::int64_t heads : {33, 72}) {  // fewer where no multiprocessor walks them
+    expect_within_spec(rows_of_many_lengths((is_on_device() ? 6600 : 400) / heads, heads, 38));
+  }
 }
 
 TEST_P(Attention, FullWidthIsRight) {
@@ -77,41 +80,46 @@ TEST_P(Attention, KeysSpreadOverManySegmentsAreRight) {
 
 // FAULTS: probabilities or D taken from rounded values lose large logits.
 TEST_P(Attention, LogitsUpTo200StayAccurate) {
-  for (const std::int64_t dim : {512, 576}) {
-    AttentionProblem problem = random_attention({3, 64, 4, 64, dim}, 28);
-    const AttentionResult first = reference_attention(problem);
-    double top = 0;
-    for (const double logit : first.max_logits.values()) top = std::max(top, logit);
-    problem.softmax_scale *= 200 / top;
-    expect_within_spec(problem);
+  for (const std::int64_t heads : {4, 33}) {
+    for (const std::int64_t dim : {512, 576}) {
+      AttentionProblem problem = random_attention({3, 64, heads, 64, dim}, 28);
+      const AttentionResult first = reference_attention(problem);
+      double top = 0;
+      for (const double logit : first.max_logits.values()) top = std::max(top, logit);
+      problem.softmax_scale *= 200 / top;
+      expect_within_spec(problem);
+    }
   }
 }
 
 // All logits near 200 or -200, so that their differences lose digits and no row is dominated.
 TEST_P(Attention, LogitsFarFromZeroStayAccurate) {
-  for (const double shift : {56.5, -56.5}) {
+  const auto expect_far = [&](double shift, std::int64_t heads) {
     for (const std::int64_t dim : {512, 576}) {
-      AttentionProblem problem = random_attention({3, 64, 4, 64, dim}, 34);
+      AttentionProblem problem = random_attention({3, 64, heads, 64, dim}, 34);
       for (std::int64_t s = 0; s < problem.t_k(); ++s) problem.kv.set({s, 0, dim - 1}, 56);
       for (std::int64_t t = 0; t < problem.t_q(); ++t) {
         for (std::int64_t h = 0; h < problem.heads(); ++h) problem.q.set({t, h, dim - 1}, shift);
       }
       expect_within_spec(problem);
     }
-  }
+  };
+  expect_far(56.5, 4);
+  expect_far(-56.5, 4);
+  expect_far(56.5, 33);
 }
 
-// The largest logit of a row grows by about 30 from its first key to its last, or falls.
+// A row's logits grow by 16 from tile to tile, or fall; the rows have four tiles and three.
 TEST_P(Attention, LogitsThatRiseOrFallAlongARowStayAccurate) {
   for (const double slope : {4., -4.}) {
-    for (const std::int64_t heads : {3, 20}) {
+    for (const std::int64_t heads : {3, 20, 33, 72}) {
       AttentionProblem problem =
           random_attention({.t_q = 2, .t_k = 256, .heads = heads, .topk = 200}, 37);
       for (std::int64_t s = 0; s < problem.t_k(); ++s) {
         problem.kv.set({s, 0, 575}, static_cast<double>(s));
       }
       for (std::int64_t t = 0; t < problem.t_q(); ++t) {
-        std::vector<std::int32_t> keys(200);
+        std::vector<std::int32_t> keys(static_cast<std::size_t>(200 - 60 * t));
         std::iota(keys.begin(), keys.end(), static_cast<std::int32_t>(t));
         problem.set_row(t, keys);
         for (std::int64_t h = 0; h < heads; ++h) problem.q.set({t, h, 575}, slope);
@@ -135,57 +143,62 @@ TEST_P(Attention, VeryNegativeLogitsStayAccurate) {
 }
 
 TEST_P(Attention, EqualKeysShareTheWeight) {
-  AttentionProblem problem = random_attention({.t_q = 2, .t_k = 50, .heads = 3, .topk = 50}, 30);
-  for (std::int64_t s = 1; s < problem.t_k(); ++s) {
-    for (std::int64_t c = 0; c < problem.head_dim(); ++c) {
-      problem.kv.set({s, 0, c}, problem.kv.get({0, 0, c}));
+  for (const std::int64_t heads : {3, 33, 72}) {
+    AttentionProblem problem =
+        random_attention({.t_q = 2, .t_k = 50, .heads = heads, .topk = 50}, 30);
+    for (std::int64_t s = 1; s < problem.t_k(); ++s) {
+      for (std::int64_t c = 0; c < problem.head_dim(); ++c) {
+        problem.kv.set({s, 0, c}, problem.kv.get({0, 0, c}));
+      }
     }
-  }
-  const AttentionResult result = run_attention(problem, runtime());
-  EXPECT_TRUE(within_spec(problem, result));
-  for (std::int64_t c = 0; c < 512; ++c) {
-    const double value = problem.kv.get({0, 0, c});
-    ASSERT_NEAR(result.out.get({1, 2, c}), value, std::abs(value) * 0x1p-7) << c;
+    const AttentionResult result = run_attention(problem, runtime());
+    EXPECT_TRUE(within_spec(problem, result));
+    for (std::int64_t c = 0; c < 512; ++c) {
+      const double value = problem.kv.get({0, 0, c});
+      ASSERT_NEAR(result.out.get({1, heads - 1, c}), value, std::abs(value) * 0x1p-7) << c;
+    }
   }
 }
 
 TEST_P(Attention, GradKvInFloat32IsRight) {
-  const AttentionProblem problem =
-      random_attention({.t_q = 7, .t_k = 40, .heads = 5, .topk = 21}, 31);
-  const AttentionResult single = run_attention(problem, repeatable(), DType::kFloat32);
-  EXPECT_TRUE(within_spec(problem, single));
-  // It is what BF16 would have been rounded from, not a widened BF16.
-  const AttentionResult half = run_attention(problem, repeatable(), DType::kBFloat16);
-  EXPECT_TRUE(same_bits(single.grad_kv.as(DType::kBFloat16), half.grad_kv));
-  EXPECT_FALSE(same_bits(single.grad_kv, half.grad_kv.as(DType::kFloat32)));
+  for (const std::int64_t heads : {5, 33, 72}) {
+    const AttentionProblem problem =
+        random_attention({.t_q = 7, .t_k = 40, .heads = heads, .topk = 21}, 31);
+    for (const Mode mode : modes()) {
+      const AttentionResult single = run_attention(problem, runtime(mode), DType::kFloat32);
+      EXPECT_TRUE(within_spec(problem, single));
+      // It is what BF16 would have been rounded from, not a widened BF16.
+      const AttentionResult half = run_attention(problem, runtime(mode), DType::kBFloat16);
+      EXPECT_FALSE(same_bits(single.grad_kv, half.grad_kv.as(DType::kFloat32)));
+      if (!gradients_repeat(mode)) continue;
+      EXPECT_TRUE(same_bits(single.grad_kv.as(DType::kBFloat16), half.grad_kv));
+    }
+  }
 }
 
 TEST_P(Attention, OptionalOutputsChangeNothingElse) {
-  AttentionProblem problem = random_attention({.t_q = 3, .t_k = 30, .heads = 3, .topk = 12}, 32);
-  problem.set_sink({1, 0, -2});
-  const AttentionResult full = run_attention(problem, repeatable());
-
-  AttentionForwardArgs forward;
-  static_cast<SparseAttentionInputs&>(forward) = problem.inputs();
-  const HostTensor out(DType::kBFloat16, full.out.shape()), lse(DType::kFloat32, full.lse.shape());
-  forward.out = out;
-  forward.lse = lse;
-  run_placed(forward, repeatable());
-  EXPECT_TRUE(same_bits(out, full.out));
-  EXPECT_TRUE(same_bits(lse, full.lse));
-
-  AttentionBackwardArgs backward;
-  static_cast<SparseAttentionInputs&>(backward) = problem.inputs();
-  const HostTensor grad_q(DType::kBFloat16, full.grad_q.shape());
-  const HostTensor grad_kv(DType::kBFloat16, full.grad_kv.shape());
-  backward.out = out;
-  backward.lse = lse;
-  backward.grad_out = problem.grad_out;
-  backward.grad_q = grad_q;
-  backward.grad_kv = grad_kv;
-  run_placed(backward, repeatable());
-  EXPECT_TRUE(same_bits(grad_q, full.grad_q));
-  EXPECT_TRUE(same_bits(grad_kv, full.grad_kv));
+  for (const std::int64_t heads : {3, 33, 72}) {
+    AttentionProblem problem =
+        random_attention({.t_q = 3, .t_k = 30, .heads = heads, .topk = 12}, 32);
+    std::vector<double> sinks(static_cast<std::size_t>(heads), 1);
+    sinks[1] = 0, sinks.back() = -2;
+    problem.set_sink(sinks);
+    for (const Mode mode : modes()) {
+      const AttentionResult full = run_attention(problem, runtime(mode));
+      AttentionResult less = empty_result(problem, full.backend);
+      AttentionForwardArgs forward = forward_args(problem, less);
+      forward.max_logits.reset();
+      run_placed(forward, runtime(mode));
+      EXPECT_TRUE(less.max_logits.untouched());
+      AttentionBackwardArgs backward = backward_args(problem, less);
+      backward.grad_attn_sink.reset();
+      run_placed(backward, runtime(mode));
+      EXPECT_TRUE(less.grad_attn_sink->untouched());
+      less.max_logits = full.max_logits;
+      less.grad_attn_sink = full.grad_attn_sink;
+      expect_result(problem, less, full, mode);
+    }
+  }
 }
 
 TEST(AttentionAuto, TakesBFloat16AndFloat64) {

@@ -69,7 +69,7 @@ TEST_P(Attention, OneKeyGivesItsValue) {
 }
 
 TEST_P(Attention, RowsOfOneTileUseTheirOwnKeys) {
-  for (const std::int64_t heads : {8, 16, 32}) {
+  for (const std::int64_t heads : {8, 16, 32, 33, 72}) {
     const AttentionProblem problem =
         random_attention({.t_q = 2, .t_k = 2, .heads = heads, .topk = 4}, 12);
     expect_one_key_formula(problem, [](std::int64_t t) { return t; }, runtime());

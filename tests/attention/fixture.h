@@ -16,6 +16,26 @@ class Attention : public EngineTest {
   void expect_within_spec(const AttentionProblem& problem) const {
     EXPECT_TRUE(within_spec(problem, run_attention(problem, runtime())));
   }
+
+  /// Modes that reach every kernel of the engine: the first whose gradients repeat and, where that
+  /// is another, the default.
+  std::vector<Mode> modes() const {
+    if (is_on_device()) return {Mode::kDeterministic, Mode::kDefault};
+    return {Mode::kDefault};
+  }
+
+  /// Forward and grad_q have the bits of `want`, and so has the rest where the mode promises it;
+  /// where not, it is held to SPEC section 8.
+  void expect_result(const AttentionProblem& problem, const AttentionResult& got,
+                     const AttentionResult& want, Mode mode) const {
+    if (gradients_repeat(mode)) {
+      EXPECT_TRUE(same_result_bits(got, want)) << problem.describe();
+      return;
+    }
+    EXPECT_TRUE(same_forward_bits(got, want)) << problem.describe();
+    EXPECT_TRUE(same_bits(got.grad_q, want.grad_q)) << problem.describe();
+    EXPECT_TRUE(within_spec(problem, got));
+  }
 };
 
 /// Rows of no key, of one tile, and of up to five behind one another, so that a row begins at any

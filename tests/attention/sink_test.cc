@@ -1,6 +1,9 @@
 // The attention sink at its extremes. SPEC section 5.
 
+#include <cmath>
+#include <iterator>
 #include <limits>
+#include <vector>
 
 #include "tests/attention/fixture.h"
 
@@ -8,6 +11,14 @@ namespace flashdsa::test {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
+
+// A sink for every head, one kind beside the other: nothing of it may reach a neighbour.
+std::vector<double> sinks_of_every_kind(std::int64_t heads) {
+  constexpr double kKinds[] = {kInf, 0.5, -kInf, 3.4028234663852886e38, -3.4028234663852886e38, 3};
+  std::vector<double> sinks;
+  for (std::int64_t h = 0; h < heads; ++h) sinks.push_back(kKinds[h % std::ssize(kKinds)]);
+  return sinks;
+}
 
 AttentionProblem problem_with_sink(double sink, std::int64_t head_dim, std::uint64_t seed) {
   AttentionProblem problem = random_attention({3, 30, 3, 12, head_dim}, seed);
@@ -41,6 +52,34 @@ TEST_P(Attention, SinkOfPlusInfinityTakesEverything) {
     for (std::int64_t t = 0; t < 3; ++t) {
       for (std::int64_t c = 0; c < 512; ++c) ASSERT_EQ(result.out.get({t, h, c}), 0);
       for (std::int64_t c = 0; c < 576; ++c) ASSERT_EQ(result.grad_q.get({t, h, c}), 0);
+    }
+  }
+}
+
+TEST_P(Attention, SinksOfEveryKindStandSideBySide) {
+  for (const std::int64_t heads : {6, 33, 64, 128}) {
+    AttentionProblem problem =
+        random_attention({.t_q = 2, .t_k = 90, .heads = heads, .topk = heads > 64 ? 9 : 66}, 79);
+    const AttentionResult without = run_attention(problem, runtime());
+    const std::vector<double> sinks = sinks_of_every_kind(heads);
+    problem.set_sink(sinks);
+    const AttentionResult with = run_attention(problem, runtime());
+    EXPECT_TRUE(within_spec(problem, with));
+    for (std::int64_t h = 0; h < heads; ++h) {
+      const double sink = sinks[static_cast<std::size_t>(h)];
+      if (std::abs(sink) < 10) continue;
+      EXPECT_EQ(with.grad_attn_sink->get({h}), 0) << "head " << h;
+      // Beside a logit that high a key has no weight, and one that low takes none.
+      for (std::int64_t t = 0; t < 2; ++t) {
+        for (std::int64_t c = 0; c < 512; ++c) {
+          const double want = sink > 0 ? 0 : without.out.get({t, h, c});
+          ASSERT_EQ(with.out.get({t, h, c}), want) << problem.describe() << ", head " << h;
+        }
+        for (std::int64_t c = 0; c < 576; ++c) {
+          const double want = sink > 0 ? 0 : without.grad_q.get({t, h, c});
+          ASSERT_EQ(with.grad_q.get({t, h, c}), want) << problem.describe() << ", head " << h;
+        }
+      }
     }
   }
 }
@@ -94,9 +133,13 @@ TEST_P(Attention, SinkGradientIsEqualAtBothHeadDims) {
 }
 
 TEST_P(Attention, SinkBesideEmptyRowsGathersNothingFromThem) {
-  AttentionProblem problem = problem_with_sink(1.5, 576, 78);
-  problem.set_lengths({12, 0, 12});
-  expect_within_spec(problem);
+  for (const std::int64_t heads : {3, 33, 72}) {
+    AttentionProblem problem =
+        random_attention({.t_q = 3, .t_k = 30, .heads = heads, .topk = 12}, 78);
+    problem.set_sink(std::vector<double>(static_cast<std::size_t>(heads), 1.5));
+    problem.set_lengths({12, 0, 12});
+    expect_within_spec(problem);
+  }
 }
 
 }  // namespace

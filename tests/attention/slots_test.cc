@@ -1,6 +1,7 @@
 // Which slots count: holes, hostile indices, lengths, duplicates, empty rows. SPEC section 5.
 
 #include <limits>
+#include <set>
 
 #include "tests/attention/fixture.h"
 #include "tests/support/mapped_memory.h"
@@ -64,18 +65,39 @@ TEST_P(Attention, IndexOutOfRangeIsNeverRead) {
 }
 
 TEST_P(Attention, HolesAreAsTheCompactedRow) {
-  AttentionProblem compact = random_attention({.t_q = 1, .t_k = 90, .heads = 4, .topk = 140}, 53);
-  compact.set_row(0, {2, 3, 5, 8, 13, 21, 34, 55, 89});
-  AttentionProblem scattered = compact;
-  scattered.topk_indices.fill(-1);
-  std::int64_t slot = 64;  // the first tile is all holes
-  for (const std::int64_t key : compact.keys_of_row(0)) {
-    scattered.topk_indices.set({0, 0, slot}, static_cast<double>(key));
-    slot += 7;
+  for (const std::int64_t heads : {4, 33, 72}) {
+    AttentionProblem compact =
+        random_attention({.t_q = 1, .t_k = 90, .heads = heads, .topk = 140}, 53);
+    compact.set_row(0, {2, 3, 5, 8, 13, 21, 34, 55, 89});
+    AttentionProblem scattered = compact;
+    scattered.topk_indices.fill(-1);
+    std::int64_t slot = 64;  // the first tile is all holes
+    for (const std::int64_t key : compact.keys_of_row(0)) {
+      scattered.topk_indices.set({0, 0, slot}, static_cast<double>(key));
+      slot += 7;
+    }
+    const AttentionResult got = run_attention(scattered, runtime());
+    EXPECT_TRUE(within_spec(scattered, got));
+    expect_close(got, run_attention(compact, runtime()), kOutRmse);
   }
-  const AttentionResult got = run_attention(scattered, runtime());
-  EXPECT_TRUE(within_spec(scattered, got));
-  expect_close(got, run_attention(compact, runtime()), kOutRmse);
+}
+
+// Of tiles of 64 slots: holes on both sides of a border, keys only there, and a tile of holes
+// between two of keys, in rows that follow one another.
+TEST_P(Attention, HolesAtTheEdgesOfTilesAreRight) {
+  const std::set<std::int64_t> edges = {0, 63, 64, 65, 127, 128, 129, 191, 192};
+  for (const std::int64_t heads : {3, 33, 72}) {
+    AttentionProblem problem =
+        random_attention({.t_q = 4, .t_k = 260, .heads = heads, .topk = 194}, 64);
+    for (std::int64_t j = 0; j < 194; ++j) {
+      const bool at_edge = edges.count(j) > 0;
+      if (at_edge) problem.topk_indices.set({0, 0, j}, -1);
+      if (!at_edge) problem.topk_indices.set({1, 0, j}, -1);
+      problem.topk_indices.set({2, 0, j}, -1);
+      if (j >= 64 && j < 128) problem.topk_indices.set({3, 0, j}, -1);
+    }
+    expect_within_spec(problem);
+  }
 }
 
 TEST_P(Attention, FirstTileOfHolesIsRight) {
@@ -108,17 +130,20 @@ TEST_P(Attention, OrderOfSlotsDoesNotMatter) {
 }
 
 TEST_P(Attention, LengthIsClampedToTheRow) {
-  AttentionProblem problem = random_attention({.t_q = 12, .t_k = 140, .heads = 2, .topk = 128}, 57);
-  problem.set_lengths({-1, 0, 1, 63, 64, 65, 127, 128, 129, kHighest, kLowest, 2});
-  const AttentionResult result = run_attention(problem, runtime());
-  EXPECT_TRUE(within_spec(problem, result));
-  for (const std::int64_t t : {0, 1, 10}) expect_empty_row(result, t);
-  AttentionProblem whole = problem;  // a length above K is K
-  whole.topk_length.reset();
-  const AttentionResult all = run_attention(whole, runtime());
-  for (const std::int64_t t : {7, 8, 9}) {
-    EXPECT_TRUE(same_bits(result.out.rows(t, 1), all.out.rows(t, 1)));
-    EXPECT_TRUE(same_bits(result.lse.rows(t, 1), all.lse.rows(t, 1)));
+  for (const std::int64_t heads : {2, 33}) {
+    AttentionProblem problem =
+        random_attention({.t_q = 12, .t_k = 140, .heads = heads, .topk = 128}, 57);
+    problem.set_lengths({-1, 0, 1, 63, 64, 65, 127, 128, 129, kHighest, kLowest, 2});
+    const AttentionResult result = run_attention(problem, runtime());
+    EXPECT_TRUE(within_spec(problem, result));
+    for (const std::int64_t t : {0, 1, 10}) expect_empty_row(result, t);
+    AttentionProblem whole = problem;  // a length above K is K
+    whole.topk_length.reset();
+    const AttentionResult all = run_attention(whole, runtime());
+    for (const std::int64_t t : {7, 8, 9}) {
+      EXPECT_TRUE(same_bits(result.out.rows(t, 1), all.out.rows(t, 1)));
+      EXPECT_TRUE(same_bits(result.lse.rows(t, 1), all.lse.rows(t, 1)));
+    }
   }
 }
 

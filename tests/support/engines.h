@@ -75,10 +75,6 @@ class EngineTest : public ::testing::TestWithParam<Engine> {
   /// device promises it of the forward alone, for its backward may use atomics (SPEC section 6).
   bool gradients_repeat(Mode mode) const { return !is_on_device() || mode != Mode::kDefault; }
 
-  /// Whether the mode keeps NaN and infinity in the gradients where they belong. Of a device only
-  /// the invariant mode promises it; the others may spread them among neighbouring queries.
-  bool gradients_stay_apart(Mode mode) const { return !is_on_device() || mode == Mode::kInvariant; }
-
   /// A runtime in the first mode whose gradients repeat.
   Runtime repeatable() const {
     return runtime(is_on_device() ? Mode::kDeterministic : Mode::kDefault);

@@ -156,6 +156,11 @@ TEST_F(PlannedBackward, HundredsOfItemsAreRight) {
   expect_within_spec(problem);
 }
 
+// The accumulators of so many keys (34 MB) exceed what stays in cache, so the CTAs keep pace.
+TEST_F(PlannedBackward, CtasThatKeepPaceAreRight) {
+  expect_within_spec(mixed_rows({.t_q = 800, .t_k = 15000, .heads = 3, .topk = 40}, 437));
+}
+
 TEST_F(PlannedBackward, CallOfManyRowsBuildsAPlan) {
   const AttentionProblem problem = mixed_rows(
       {.t_q = attention::sm90::CallPlan::kLeastRows, .t_k = 100, .heads = 8, .topk = 24}, 436);
