@@ -19,7 +19,7 @@ __device__ __forceinline__ void keep_pace(uint32_t* places, bool tells, uint32_t
   if (places == nullptr) return;
   if ((threadIdx.x & 31) == 0) {
     if (tells) atomicAdd(places, step);
-    constexpr int kMostPolls = 64;  // of some 0.7 us: a quarter of an item of 2048 keys
+    constexpr int kMostPolls = 64;  // of some 0.7 us: less than an item of 2048 keys takes
     uint32_t sum = 0;
     for (int i = 0; i < kMostPolls && sum < place * gridDim.x; ++i) {
       asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(sum) : "l"(places) : "memory");

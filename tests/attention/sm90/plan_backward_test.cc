@@ -274,6 +274,21 @@ TEST_F(PlannedBackward, EmptyRowOfNanContributesNothing) {
   }
 }
 
+// A sink of +inf takes all of a head's softmax, as an lse of +inf does.
+TEST_F(PlannedBackward, EmptyRowOfNanContributesNothingUnderAnInfiniteSink) {
+  AttentionProblem clean = mixed_rows({.t_q = 24, .t_k = 300, .heads = 6, .topk = 101}, 433);
+  clean.attn_sink->set({3}, kInf);
+  for (const std::int64_t row : {6, 13}) {
+    clean.set_row(row, {});
+    expect_only_rows(clean, {}, [&](AttentionProblem&, AttentionResult& forward) {
+      for (std::int64_t h = 0; h < 6; ++h) {
+        forward.lse.set({row, h}, kInf);
+        for (std::int64_t c = 0; c < 512; ++c) forward.out.set({row, h, c}, kNan);
+      }
+    });
+  }
+}
+
 // All groups are split, so that a multiprocessor walks many rows that no item of the plan is.
 TEST_F(PlannedBackward, NanQueriesInEveryGroupReachOnlyTheirRows) {
   const AttentionProblem clean = mixed_rows({.t_q = 800, .t_k = 1000, .heads = 8, .topk = 40}, 432);

@@ -169,7 +169,7 @@ struct KernelParams {
 
   int64_t first_item;  // items of this launch: first_item, + 1, ...
   int items;
-  int ctas;             // the grid, set by the launch; as a constant operand it costs no register
+  int ctas;             // CTAs, or pairs of them; set by the launch, a constant costs no register
   int two_head_blocks;  // 0, or 1 when H > 64: item = token << two_head_blocks | head block
   int heads;
   int t_k;

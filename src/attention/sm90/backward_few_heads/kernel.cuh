@@ -38,9 +38,9 @@
 //                                                                      are there
 //   weights_empty       4 warps of 4        a scorer waits, parity 1   grad_q has read those of the
 //                                                                      tile before
-//   heads_full[place]   128 of 4            all but 0 wait, parity 0   lse and D are there; nobody
-//                                                                      reads those of the item
-//                                                                      before the last
+//   heads_full[place]   128 of 4            all but 0 wait, parity 0   lse and D are there; no
+//                                                                      scorer reads those of the
+//                                                                      item before the last
 //   sums_full           384 of the scorers  4 waits, parity 0          the item's sums are there
 //   sums_empty          128 of 4            scorers, 4 wait, parity 1  they and D have been read
 // A scorer takes one phase in three of weights_empty. It cannot mistake an older one for it: its

@@ -32,8 +32,8 @@
 // thread sends its partial sums to the thread of the same number, so they hold the same bits.
 //
 // Shared memory, bytes at D = 576: q 40960, grad_out 32768, two key tiles 81920, P and dS 8192
-// each, partner's partial sums 2 x 16384, its sum P k 16384, sums, lse, D and barriers 7424:
-// 228608.
+// each, partner's partial sums 2 x 16384, its sum P k 16384, sums, lse, D and barriers 8192:
+// 229376.
 //
 // Barriers; lse and D of an item have a place
 //   key_full[scorer]      128 cp.async of 0   it waits, parity 0         its next key tile is there
@@ -50,10 +50,9 @@
 //                                                                        are there
 //   weights_empty         4 warps of 3        a scorer waits, parity 1   grad_q has read those of
 //                                                                        the tile before
-//   heads_full[place]     128 of 3            scorers, 3 wait, parity 0  lse and D are there;
-//   nobody
-//                                                                        reads those of the item
-//                                                                        before the last
+//   heads_full[place]     128 of 3            scorers, 3 wait, parity 0  lse and D are there; no
+//                                                                        scorer reads those of the
+//                                                                        item before the last
 //   sums_full             256 of the scorers  3 waits, parity 0          the item's sums are there
 //   sums_empty            128 of 3            scorers, 3 wait, parity 1  they and D have been read
 //   p_k_full              16384 bytes of CTA  3 of CTA 0 waits,          sum P k is there
@@ -331,8 +330,9 @@ __device__ __forceinline__ Selected selected_keys(uint32_t words, int key, int w
   return result;
 }
 
-// S -> P, as it is multiplied. Vectors that do not exist, whose lse is +inf, have P = 0 whatever
-// keys hold; of pairs that a token of a group did not select P is kNoPair.
+// S -> P, as it is multiplied. A pair that is none has P = 0 whatever the key holds, in a group
+// kNoPair: of a key that a token did not select, of a vector whose lse is +inf, as of those that do
+// not exist.
 template <typename Config>
 __device__ __forceinline__ void softmax(const KernelParams& p, const float (&s)[32],
                                         const float* lse, const Selected& selected,
@@ -342,7 +342,8 @@ __device__ __forceinline__ void softmax(const KernelParams& p, const float (&s)[
   for (int i = 0; i < Config::kColumns / 8; ++i) {
     const int column = 8 * i + 2 * (lane & 3);
     const float2 l = *reinterpret_cast<const float2*>(lse + column);
-    const uint32_t mask = (l.x == INFINITY ? 0 : 0x0000FFFFu) | (l.y == INFINITY ? 0 : 0xFFFF0000u);
+    // Of the bit at the token: 0 where no key counts.
+    const uint32_t one0 = l.x == INFINITY ? 0 : 1, one1 = l.y == INFINITY ? 0 : 1;
     const int token0 = token_of<Config>(p, column), token1 = token_of<Config>(p, column + 1);
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
@@ -350,9 +351,8 @@ __device__ __forceinline__ void softmax(const KernelParams& p, const float (&s)[
       const float x = exp2_fast(fmaf(s[4 * i + 2 * e], scale_log2, -l.x));
       const float y = exp2_fast(fmaf(s[4 * i + 2 * e + 1], scale_log2, -l.y));
       constexpr float kNone = Config::kGroups ? kNoPair : 0.0f;
-      weights[i][e] = pack_bf16((tokens >> token0 & 1) != 0 ? x : kNone,
-                                (tokens >> token1 & 1) != 0 ? y : kNone) &
-                      mask;
+      weights[i][e] = pack_bf16((tokens >> token0 & one0) != 0 ? x : kNone,
+                                (tokens >> token1 & one1) != 0 ? y : kNone);
     }
   }
 }
