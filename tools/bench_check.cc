@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "flashdsa/attention.h"
+#include "flashdsa/indexer.h"
 #include "selection/plan_format.h"
 #include "tools/parallel.h"
 #include "tools/synth_random.h"
@@ -48,7 +49,8 @@ std::vector<std::int64_t> sample_rows(std::int64_t rows, std::size_t count, cons
 /// |got - want| over vectors, as a whole and for the worst of them.
 class RelativeError {
  public:
-  void add(const BFloat16* got, const double* want, std::int64_t size) {
+  template <typename Number>
+  void add(const Number* got, const double* want, std::int64_t size) {
     double error = 0, norm = 0;
     for (std::int64_t i = 0; i < size; ++i) {
       const double difference = static_cast<float>(got[i]) - want[i];
@@ -70,6 +72,12 @@ class RelativeError {
   double error_ = 0, norm_ = 0, worst_ = 0;
 };
 
+/// Sampled query rows and the keys that they select.
+struct SampledSelection {
+  std::vector<std::int64_t> rows, keys;
+  Tensor topk_indices;  // [R, 1, K], places in `keys`
+};
+
 /// The sampled query rows in FP64, over the keys that they select.
 struct SampledProblem {
   std::vector<std::int64_t> rows;
@@ -77,52 +85,65 @@ struct SampledProblem {
   Tensor q, kv, topk_indices, grad_out;  // grad_out [R, H, 512]
 };
 
-// Rows of a BF16 tensor [*, width] in FP64.
+// Rows of a tensor [*, width] in FP64.
+template <typename Number = BFloat16>
 Tensor gather_rows(const Tensor& tensor, std::span<const std::int64_t> rows,
                    std::initializer_list<std::int64_t> shape) {
   const Tensor result = Tensor::host(DType::kFloat64, shape);
   const std::int64_t width = tensor.view().elements() / tensor.view().shape[0];
   double* target = result.view().as<double>();
   for (const std::int64_t row : rows) {
-    const BFloat16* source = tensor.view().as<BFloat16>() + row * width;
+    const Number* source = tensor.view().as<Number>() + row * width;
     target = std::transform(source, source + width, target,
-                            [](BFloat16 value) { return double{static_cast<float>(value)}; });
+                            [](Number value) { return double{static_cast<float>(value)}; });
   }
   return result;
 }
 
-SampledProblem sample_attention(const Workload& workload, const Tensor& topk_indices,
-                                const Tensor& topk_length) {
-  const std::int64_t topk = workload.shape.topk, heads = workload.shape.heads;
+SampledSelection sample_selection(const Workload& workload, const Tensor& topk_indices,
+                                  const Tensor& topk_length) {
+  const std::int64_t topk = workload.shape.topk;
   const auto lengths = topk_length.span<std::int32_t>();
   const std::int32_t longest = *std::max_element(lengths.begin(), lengths.end());
   const auto enough = std::min<std::int64_t>(kEnoughKeys, longest);
-  SampledProblem problem;
-  problem.rows = sample_rows(workload.t_q, kSampledRows, [&](std::int64_t row) {
+  SampledSelection sample;
+  sample.rows = sample_rows(workload.t_q, kSampledRows, [&](std::int64_t row) {
     return lengths[static_cast<std::size_t>(row)] >= enough;
   });
-  const auto count = static_cast<std::int64_t>(problem.rows.size());
+  const auto count = static_cast<std::int64_t>(sample.rows.size());
 
   std::set<std::int64_t> keys;
-  for (const std::int64_t row : problem.rows) {
+  for (const std::int64_t row : sample.rows) {
     const std::int32_t* slots = topk_indices.view().as<std::int32_t>() + row * topk;
     keys.insert(slots, slots + lengths[static_cast<std::size_t>(row)]);
   }
-  const std::vector<std::int64_t> used(keys.begin(), keys.end());
-  problem.topk_indices = Tensor::host(DType::kInt32, {count, 1, topk});
-  std::int32_t* target = problem.topk_indices.view().as<std::int32_t>();
-  for (const std::int64_t row : problem.rows) {
+  sample.keys.assign(keys.begin(), keys.end());
+  sample.topk_indices = Tensor::host(DType::kInt32, {count, 1, topk});
+  std::int32_t* target = sample.topk_indices.view().as<std::int32_t>();
+  for (const std::int64_t row : sample.rows) {
     const std::int32_t* slots = topk_indices.view().as<std::int32_t>() + row * topk;
     for (std::int64_t j = 0; j < topk; ++j, ++target) {
       const bool holds = j < lengths[static_cast<std::size_t>(row)];
-      const auto place = std::lower_bound(used.begin(), used.end(), holds ? slots[j] : 0);
-      *target = holds ? static_cast<std::int32_t>(place - used.begin()) : -1;
+      const auto place =
+          std::lower_bound(sample.keys.begin(), sample.keys.end(), holds ? slots[j] : 0);
+      *target = holds ? static_cast<std::int32_t>(place - sample.keys.begin()) : -1;
     }
   }
+  return sample;
+}
+
+SampledProblem sample_attention(const Workload& workload, const Tensor& topk_indices,
+                                const Tensor& topk_length) {
+  const SampledSelection sample = sample_selection(workload, topk_indices, topk_length);
+  const auto count = static_cast<std::int64_t>(sample.rows.size());
+  const auto keys = static_cast<std::int64_t>(sample.keys.size());
+  SampledProblem problem;
+  problem.rows = sample.rows;
+  problem.topk_indices = sample.topk_indices;
+  const std::int64_t heads = workload.shape.heads;
   const std::int64_t head_dim = workload.shape.head_dim;
   problem.q = gather_rows(*workload.q, problem.rows, {count, heads, head_dim});
-  problem.kv =
-      gather_rows(*workload.kv, used, {static_cast<std::int64_t>(used.size()), 1, head_dim});
+  problem.kv = gather_rows(*workload.kv, sample.keys, {keys, 1, head_dim});
   problem.grad_out = gather_rows(*workload.grad_out, problem.rows, {count, heads, kValueDim});
   problem.inputs = {problem.q, problem.kv, problem.topk_indices, workload.shape.softmax_scale,
                     {},        {}};
@@ -194,42 +215,123 @@ void add_key_gradient(const Workload& workload, const ForwardOutputs& forward, s
   }
 }
 
+// The query rows that select key `s`, and the slot in which: body(row, slot).
+template <typename Body>
+void for_each_row_of_key(const Workload& workload, const Tensor& topk_indices,
+                         const Tensor& topk_length, std::int32_t s, const Body& body) {
+  const std::int64_t topk = workload.shape.topk;
+  for (std::int64_t row = 0; row < workload.t_q; ++row) {
+    const std::int32_t* slots = topk_indices.view().as<std::int32_t>() + row * topk;
+    const std::int32_t* end = slots + topk_length.view().as<std::int32_t>()[row];
+    const std::int32_t* slot = std::lower_bound(slots, end, s);
+    if (slot != end && *slot == s) body(row, slot - slots);
+  }
+}
+
 // grad_kv[s] in FP64 over all query rows that select s.
 std::vector<double> key_gradient(const Workload& workload, const Tensor& topk_indices,
                                  const Tensor& topk_length, const ForwardOutputs& forward,
                                  std::int32_t s) {
-  const std::int64_t head_dim = workload.shape.head_dim, topk = workload.shape.topk;
+  const std::int64_t head_dim = workload.shape.head_dim;
   const BFloat16* source = workload.kv->view().as<BFloat16>() + s * head_dim;
   std::vector<double> key(static_cast<std::size_t>(head_dim)), sum(key.size());
   for (std::size_t c = 0; c < key.size(); ++c) key[c] = static_cast<float>(source[c]);
-  for (std::int64_t row = 0; row < workload.t_q; ++row) {
-    const std::int32_t* slots = topk_indices.view().as<std::int32_t>() + row * topk;
-    const std::int32_t length = topk_length.span<std::int32_t>()[static_cast<std::size_t>(row)];
-    if (std::binary_search(slots, slots + length, s)) {
-      add_key_gradient(workload, forward, row, key, sum);
-    }
-  }
+  for_each_row_of_key(workload, topk_indices, topk_length, s, [&](std::int64_t row, std::int64_t) {
+    add_key_gradient(workload, forward, row, key, sum);
+  });
   return sum;
 }
 
-Figure check_grad_kv(const Workload& workload, const Tensor& topk_indices,
-                     const Tensor& topk_length, const ForwardOutputs& forward,
-                     const Tensor& grad_kv, std::int64_t row) {
-  const std::int64_t head_dim = workload.shape.head_dim;
+// Up to four of the keys that `row` selects.
+std::vector<std::int32_t> sample_keys(const Workload& workload, const Tensor& topk_indices,
+                                      const Tensor& topk_length, std::int64_t row) {
   const std::int32_t* slots = topk_indices.view().as<std::int32_t>() + row * workload.shape.topk;
   const std::int32_t length = topk_length.span<std::int32_t>()[static_cast<std::size_t>(row)];
-  const auto places = sample_rows(length, kSampledKeys, [](std::int64_t) { return true; });
-  std::vector<std::vector<double>> want(places.size());
-  parallel_for(hardware_threads(), static_cast<std::int64_t>(places.size()), [&](std::int64_t i) {
-    const auto slot = static_cast<std::size_t>(i);
-    want[slot] = key_gradient(workload, topk_indices, topk_length, forward, slots[places[slot]]);
+  std::vector<std::int32_t> keys;
+  for (const std::int64_t place :
+       sample_rows(length, kSampledKeys, [](std::int64_t) { return true; })) {
+    keys.push_back(slots[place]);
+  }
+  return keys;
+}
+
+// Judges the rows of `keys` in BF16 [T_k, width] against want(key).
+template <typename Want>
+Figure check_key_gradients(const std::string& name, const std::vector<std::int32_t>& keys,
+                           const Tensor& got, const Want& want) {
+  std::vector<std::vector<double>> wanted(keys.size());
+  parallel_for(hardware_threads(), static_cast<std::int64_t>(keys.size()), [&](std::int64_t i) {
+    wanted[static_cast<std::size_t>(i)] = want(keys[static_cast<std::size_t>(i)]);
   });
   RelativeError error;
-  for (std::size_t i = 0; i < places.size(); ++i) {
-    error.add(grad_kv.view().as<BFloat16>() + slots[places[i]] * head_dim, want[i].data(),
-              head_dim);
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    const auto width = static_cast<std::int64_t>(wanted[i].size());
+    error.add(got.view().as<BFloat16>() + keys[i] * width, wanted[i].data(), width);
   }
-  return error.figure("grad_kv", kGradRmse);
+  return error.figure(name, kGradRmse);
+}
+
+// Gradients of the sampled rows by the reference backend in FP64.
+struct ReferenceScoreGradients {
+  Tensor grad_index_q, grad_head_weights;
+};
+
+ReferenceScoreGradients reference_score_gradients(const Workload& workload,
+                                                  const SampledSelection& sample,
+                                                  const Tensor& grad_scores) {
+  const auto count = static_cast<std::int64_t>(sample.rows.size());
+  const auto keys = static_cast<std::int64_t>(sample.keys.size());
+  const std::int64_t index_heads = workload.shape.index_heads, topk = workload.shape.topk;
+  const Tensor index_q =
+      gather_rows(*workload.index_q, sample.rows, {count, index_heads, kIndexDim});
+  const Tensor index_k = gather_rows(*workload.index_k, sample.keys, {keys, kIndexDim});
+  const Tensor weights =
+      gather_rows<float>(*workload.head_weights, sample.rows, {count, index_heads});
+  const Tensor grad = gather_rows<float>(grad_scores, sample.rows, {count, topk});
+  const Tensor grad_index_k = Tensor::host(DType::kFloat64, {keys, kIndexDim});
+  const ReferenceScoreGradients result{
+      Tensor::host(DType::kFloat64, {count, index_heads, kIndexDim}),
+      Tensor::host(DType::kFloat64, {count, index_heads})};
+  IndexerBackwardArgs args;
+  args.index_q = index_q;
+  args.index_k = index_k;
+  args.head_weights = weights;
+  args.topk_indices = sample.topk_indices;
+  args.grad_scores = grad;
+  args.grad_index_q = result.grad_index_q;
+  args.grad_index_k = grad_index_k;
+  args.grad_head_weights = result.grad_head_weights;
+  Runtime runtime;
+  runtime.backend = Backend::kReference;
+  indexer_backward(args, runtime);
+  return result;
+}
+
+// grad_index_k[s] in FP64 over all query rows that select s, by SPEC section 3.
+std::vector<double> index_key_gradient(const Workload& workload, const Tensor& topk_indices,
+                                       const Tensor& topk_length, const Tensor& grad_scores,
+                                       std::int32_t s) {
+  const std::int64_t index_heads = workload.shape.index_heads;
+  const BFloat16* key = workload.index_k->view().as<BFloat16>() + s * kIndexDim;
+  std::vector<double> sum(static_cast<std::size_t>(kIndexDim));
+  const auto add_row = [&](std::int64_t row, std::int64_t slot) {
+    const float grad = grad_scores.view().as<float>()[row * workload.shape.topk + slot];
+    for (std::int64_t h = 0; h < index_heads; ++h) {
+      const std::int64_t at = row * index_heads + h;
+      const BFloat16* q = workload.index_q->view().as<BFloat16>() + at * kIndexDim;
+      double dot = 0;
+      for (std::int64_t c = 0; c < kIndexDim; ++c) {
+        dot += double{static_cast<float>(q[c])} * static_cast<float>(key[c]);
+      }
+      if (!(dot > 0)) continue;
+      const double factor = double{grad} * workload.head_weights->view().as<float>()[at];
+      for (std::int64_t c = 0; c < kIndexDim; ++c) {
+        sum[static_cast<std::size_t>(c)] += factor * static_cast<float>(q[c]);
+      }
+    }
+  };
+  for_each_row_of_key(workload, topk_indices, topk_length, s, add_row);
+  return sum;
 }
 
 // Rows whose form is wrong: not the right number of visible keys, ascending, then -1.
@@ -359,9 +461,38 @@ Figure check_backward(const Workload& workload, const Tensor& topk_indices,
                 want.view().as<double>() + want_at * head_dim, head_dim);
     }
   }
-  return worst(error.figure("grad_q", kGradRmse),
-               check_grad_kv(workload, topk_indices, topk_length, forward, outputs.grad_kv,
-                             problem.rows.front()));
+  return worst(
+      error.figure("grad_q", kGradRmse),
+      check_key_gradients("grad_kv",
+                          sample_keys(workload, topk_indices, topk_length, problem.rows.front()),
+                          outputs.grad_kv, [&](std::int32_t s) {
+                            return key_gradient(workload, topk_indices, topk_length, forward, s);
+                          }));
+}
+
+Figure check_indexer_backward(const Workload& workload, const Tensor& topk_indices,
+                              const Tensor& topk_length, const Tensor& grad_scores,
+                              const IndexerBackwardOutputs& outputs) {
+  const SampledSelection sample = sample_selection(workload, topk_indices, topk_length);
+  const ReferenceScoreGradients want = reference_score_gradients(workload, sample, grad_scores);
+  const std::int64_t index_heads = workload.shape.index_heads, width = index_heads * kIndexDim;
+  RelativeError queries, weights;
+  for (std::size_t i = 0; i < sample.rows.size(); ++i) {
+    const std::int64_t row = sample.rows[i], at = static_cast<std::int64_t>(i);
+    for (std::int64_t h = 0; h < index_heads; ++h) {
+      queries.add(outputs.grad_index_q.view().as<BFloat16>() + row * width + h * kIndexDim,
+                  want.grad_index_q.view().as<double>() + at * width + h * kIndexDim, kIndexDim);
+    }
+    weights.add(outputs.grad_head_weights.view().as<float>() + row * index_heads,
+                want.grad_head_weights.view().as<double>() + at * index_heads, index_heads);
+  }
+  const Figure keys = check_key_gradients(
+      "grad_index_k", sample_keys(workload, topk_indices, topk_length, sample.rows.front()),
+      outputs.grad_index_k, [&](std::int32_t s) {
+        return index_key_gradient(workload, topk_indices, topk_length, grad_scores, s);
+      });
+  return worst(queries.figure("grad_index_q", kGradRmse),
+               worst(weights.figure("grad_head_weights", kGradRmse), keys));
 }
 
 Figure check_selection(const Workload& workload, const Tensor& topk_indices,

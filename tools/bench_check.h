@@ -33,6 +33,12 @@ struct BackwardOutputs {
   Tensor grad_kv;  // BF16 [T_k, 1, D]
 };
 
+struct IndexerBackwardOutputs {
+  Tensor grad_index_q;       // BF16 [T_q, H_index, 128]
+  Tensor grad_index_k;       // BF16 [T_k, 128]
+  Tensor grad_head_weights;  // FP32 [T_q, H_index]
+};
+
 template <typename Body>
 void for_each_tensor(ForwardOutputs& outputs, const Body& body) {
   body(outputs.out);
@@ -45,6 +51,13 @@ void for_each_tensor(BackwardOutputs& outputs, const Body& body) {
   body(outputs.grad_kv);
 }
 
+template <typename Body>
+void for_each_tensor(IndexerBackwardOutputs& outputs, const Body& body) {
+  body(outputs.grad_index_q);
+  body(outputs.grad_index_k);
+  body(outputs.grad_head_weights);
+}
+
 /// out and lse of sampled rows against the reference backend in FP64. `tight`: the bound of lse on
 /// host backends.
 Figure check_forward(const Workload& workload, const Tensor& topk_indices,
@@ -55,6 +68,13 @@ Figure check_forward(const Workload& workload, const Tensor& topk_indices,
 Figure check_backward(const Workload& workload, const Tensor& topk_indices,
                       const Tensor& topk_length, const ForwardOutputs& forward,
                       const BackwardOutputs& outputs);
+
+/// grad_index_q and grad_head_weights of sampled rows against the reference backend in FP64;
+/// sampled rows of grad_index_k against their sum over all query rows in FP64. `grad_scores` FP32
+/// [T_q, K].
+Figure check_indexer_backward(const Workload& workload, const Tensor& topk_indices,
+                              const Tensor& topk_length, const Tensor& grad_scores,
+                              const IndexerBackwardOutputs& outputs);
 
 /// The form of every row, and the choice of sampled rows against FP64 scores.
 Figure check_selection(const Workload& workload, const Tensor& topk_indices,

@@ -18,8 +18,8 @@ namespace {
 
 constexpr std::int64_t kValueDim = 512;
 constexpr std::int64_t kIndexDim = 128;
-constexpr std::array<std::string_view, 7> kNames = {"metadata", "topk",     "compact", "plan",
-                                                    "forward",  "backward", "step"};
+constexpr std::array<std::string_view, 8> kNames = {
+    "metadata", "topk", "indexer_backward", "compact", "plan", "forward", "backward", "step"};
 constexpr std::array<std::string_view, 3> kPlanUses = {"none", "reused", "built"};
 
 double bytes_of(std::initializer_list<const Tensor*> tensors) {
@@ -194,6 +194,61 @@ Operation make_topk(const PlacedWorkload& workload, const Runtime& chosen) {
   const Work work = topk_work(workload.host, selection);
   operation.flop = work.flop;
   operation.bytes = work.bytes;
+  return operation;
+}
+
+Tensor random_grad_scores(const Workload& workload) {
+  const Tensor result = Tensor::host(DType::kFloat32, {workload.t_q, workload.shape.topk});
+  const RandomStream stream(1, StreamId::kGradScores);
+  std::uint64_t counter = 0;
+  for (float& grad : result.span<float>()) grad = stream.normal(counter++);
+  return result;
+}
+
+IndexerBackwardOutputs allocate_indexer_backward(const Workload& workload, const Runtime& runtime) {
+  const TensorView& place = workload.starts;
+  const std::int64_t index_heads = workload.shape.index_heads;
+  return {allocate_beside(place, DType::kBFloat16, {workload.t_q, index_heads, kIndexDim}, runtime),
+          allocate_beside(place, DType::kBFloat16, {workload.t_k, kIndexDim}, runtime),
+          allocate_beside(place, DType::kFloat32, {workload.t_q, index_heads}, runtime)};
+}
+
+IndexerBackwardArgs indexer_backward_args(const Workload& workload, const Tensor& grad_scores,
+                                          const IndexerBackwardOutputs& outputs) {
+  IndexerBackwardArgs args;
+  args.index_q = *workload.index_q;
+  args.index_k = *workload.index_k;
+  args.head_weights = *workload.head_weights;
+  args.topk_indices = *workload.topk_indices;
+  args.topk_length = workload.topk_length->view();
+  args.grad_scores = grad_scores;
+  args.grad_index_q = outputs.grad_index_q;
+  args.grad_index_k = outputs.grad_index_k;
+  args.grad_head_weights = outputs.grad_head_weights;
+  return args;
+}
+
+// Gradients of the workload's own selection, three products a pick.
+Operation make_indexer_backward(const PlacedWorkload& workload, const Runtime& chosen) {
+  const Workload& host = workload.host;
+  const Tensor grad_scores = random_grad_scores(host);
+  const Tensor placed = workload.placement.place(grad_scores);
+  const IndexerBackwardOutputs outputs = allocate_indexer_backward(workload.placed, chosen);
+  Operation operation;
+  operation.run = [&workload, placed, outputs](const Runtime& runtime) {
+    indexer_backward(indexer_backward_args(workload.placed, placed, outputs), runtime);
+  };
+  operation.check = [&workload, grad_scores, outputs] {
+    return check_indexer_backward(workload.host, *workload.host.topk_indices,
+                                  *workload.host.topk_length, grad_scores,
+                                  workload.placement.fetch_all(outputs));
+  };
+  const double picks = picks_of(host);
+  constexpr double kBytesPerPick = 2 * kIndexDim + sizeof(std::int32_t) + sizeof(float);
+  operation.flop = 6 * static_cast<double>(host.shape.index_heads * kIndexDim) * picks;
+  operation.bytes =
+      kBytesPerPick * picks + bytes_of({&*host.index_q, &*host.head_weights, &outputs.grad_index_q,
+                                        &outputs.grad_index_k, &outputs.grad_head_weights});
   return operation;
 }
 
@@ -407,7 +462,7 @@ bool needs_attention(std::string_view operation) {
 }
 
 bool needs_indexer(std::string_view operation) {
-  return operation == "topk" || operation == "step";
+  return operation == "topk" || operation == "indexer_backward" || operation == "step";
 }
 
 std::string refusal(std::string_view operation, const Workload& workload) {
@@ -420,6 +475,7 @@ Operation make_operation(std::string_view name, const PlacedWorkload& workload,
                          const AttentionCalls& calls, PlanUse plan, const Runtime& runtime) {
   if (name == "metadata") return make_metadata(workload);
   if (name == "topk") return make_topk(workload, runtime);
+  if (name == "indexer_backward") return make_indexer_backward(workload, runtime);
   if (name == "compact") return make_compact(workload, runtime);
   if (name == "plan") return make_plan(workload, runtime);
   if (name == "forward") return make_forward(workload, calls, plan, runtime);

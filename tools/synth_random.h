@@ -36,6 +36,7 @@ enum class StreamId : std::uint64_t {
   kQueryDown,
   kQueryUp,
   kSample,
+  kGradScores,
 };
 
 /// Random numbers addressed by a counter: any of them is to be had without the others.

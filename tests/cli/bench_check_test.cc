@@ -154,6 +154,59 @@ TEST_F(SelectionCheck, WrongLengthIsNoticed) {
   EXPECT_FALSE(judge().ok());
 }
 
+class IndexerBackwardCheck : public BenchCheck {
+ protected:
+  IndexerBackwardCheck()
+      : grad_scores(Tensor::host(DType::kFloat32, {6, 128})),
+        gradients{Tensor::host(DType::kBFloat16, {6, 2, 128}),
+                  Tensor::host(DType::kBFloat16, {8192, 128}),
+                  Tensor::host(DType::kFloat32, {6, 2})} {
+    float grad = 0.1f;  // then a sequence of the logistic map, without a pattern
+    for (float& value : grad_scores.span<float>()) {
+      grad = 3.9f * grad * (1 - grad);
+      value = grad - 0.5f;
+    }
+    IndexerBackwardArgs args;
+    args.index_q = *workload.index_q;
+    args.index_k = *workload.index_k;
+    args.head_weights = *workload.head_weights;
+    args.topk_indices = indices;
+    args.topk_length = length.view();
+    args.grad_scores = grad_scores;
+    args.grad_index_q = gradients.grad_index_q;
+    args.grad_index_k = gradients.grad_index_k;
+    args.grad_head_weights = gradients.grad_head_weights;
+    indexer_backward(args);
+  }
+
+  Figure judge() const {
+    return check_indexer_backward(workload, indices, length, grad_scores, gradients);
+  }
+
+  Tensor grad_scores;
+  IndexerBackwardOutputs gradients;
+};
+
+TEST_F(IndexerBackwardCheck, RightResultsPass) {
+  EXPECT_TRUE(judge().ok()) << judge().text();
+  EXPECT_GT(judge().value, 0);
+}
+
+TEST_F(IndexerBackwardCheck, ThreePercentOfGradIndexQIsNoticed) {
+  scale(gradients.grad_index_q, 1.03f);
+  EXPECT_FALSE(judge().ok()) << judge().text();
+}
+
+TEST_F(IndexerBackwardCheck, ThreePercentOfGradIndexKIsNoticed) {
+  scale(gradients.grad_index_k, 1.03f);
+  EXPECT_FALSE(judge().ok()) << judge().text();
+}
+
+TEST_F(IndexerBackwardCheck, ThreePercentOfGradHeadWeightsIsNoticed) {
+  for (float& value : gradients.grad_head_weights.span<float>()) value *= 1.03f;
+  EXPECT_FALSE(judge().ok()) << judge().text();
+}
+
 TEST_F(BenchCheck, MetadataOfAnotherRowIsNoticed) {
   PackedMetadata metadata;
   metadata.starts = workload.starts;

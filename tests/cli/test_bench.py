@@ -31,9 +31,10 @@ class BenchTest(CommandTest):
 class Everywhere(BenchTest):
     def test_rows_of_a_full_workload(self):
         """6 rows, 16 of 64 keys each, 4 heads, 2 indexer heads."""
-        options = ("--t-q", "6", "--t-k", "64", "--op", "topk,compact,forward,backward")
+        options = ("--t-q", "6", "--t-k", "64", "--op",
+                   "topk,indexer_backward,compact,forward,backward")
         rows = self.rows(*options, "--commit", "abc", "--threads", "1")
-        self.assertEqual(list(rows), ["topk", "compact", "forward", "backward"])
+        self.assertEqual(list(rows), ["topk", "indexer_backward", "compact", "forward", "backward"])
         for row in rows.values():
             self.assertEqual(list(row), FIELDS)
             self.assertEqual((row["t_q"], row["t_k"], row["heads"], row["topk"], row["threads"]),
@@ -47,6 +48,7 @@ class Everywhere(BenchTest):
             self.assertIn("--t-q 6", row["command"])
         picks = 6 * 16
         self.assert_flop(rows["topk"], 2 * 2 * 128 * 6 * 64)
+        self.assert_flop(rows["indexer_backward"], 6 * 2 * 128 * picks)
         self.assert_flop(rows["forward"], 2 * 4 * picks * (576 + 512))
         self.assert_flop(rows["backward"], 2 * 4 * picks * (3 * 576 + 2 * 512))
         compact, forward = rows["compact"], rows["forward"]
