@@ -1,4 +1,4 @@
-"""The kernel of the peer `tilelang`. Its annotations are part of the program, so this module keeps
+"""The forward of the peer `tilelang`. Its annotations are part of the program, so this module keeps
 them as objects.
 
 One thread block per query row and up to 64 heads. Queries stay in shared memory; blocks of 64
