@@ -16,13 +16,14 @@ from conftest import ROOT
 
 torch = pytest.importorskip("torch")
 
+import tilelang_stand_in  # noqa: E402
 from flashdsa import compat  # noqa: E402
 from flashdsa.compare import judge, operations, plots, workloads  # noqa: E402
 from flashdsa.compare.__main__ import main  # noqa: E402
 from flashdsa.compare.documents import draw_lengths  # noqa: E402
 from flashdsa.compare.library import Forward, Gradients  # noqa: E402
 from flashdsa.compare.ours import FlashDsa  # noqa: E402
-from flashdsa.compare.peers import PEERS  # noqa: E402
+from flashdsa.compare.peers import PEERS, _tilelang  # noqa: E402
 from flashdsa.compare.record import read_json_lines  # noqa: E402
 from flashdsa.compare.selections import neighbour_overlap, select_rows  # noqa: E402
 from flashdsa.compare.shapes import SHAPES, Shape  # noqa: E402
@@ -286,6 +287,38 @@ def test_cudnn_selects_in_pieces_of_bounded_scratch(problem, pair, monkeypatch):
     assert judge.check_topk(problem, pieces).ok
 
 
+@pytest.fixture
+def tilelang(monkeypatch):
+    """The peer, with its programs run by NumPy."""
+    package = types.ModuleType("tilelang")
+    package.language, package.compile = tilelang_stand_in, tilelang_stand_in.compile
+    monkeypatch.setitem(sys.modules, "tilelang", package)
+    monkeypatch.setitem(sys.modules, "tilelang.language", tilelang_stand_in)
+    yield PEERS["tilelang"]()
+    for part in ("forward", "backward"):
+        sys.modules.pop(f"flashdsa.compare.peers._tilelang_{part}", None)
+        getattr(_tilelang, f"_compiled_{part}").cache_clear()
+
+
+@pytest.mark.parametrize("heads", [8, 72])
+def test_tilelang_programs_are_right(heads, tilelang):
+    made = make("single8k", dataclasses.replace(SMALL, heads=heads), rows=4)
+    made = dataclasses.replace(made, q=16 * made.q, kv=16 * made.kv)  # rows of uneven p
+    lengths = torch.tensor([65, 64, 100, 128], dtype=torch.int32)
+    indices = made.selection.topk_indices.clone()
+    indices[torch.arange(128) >= lengths[:, None, None]] = -1
+    selection = Selection(indices, lengths)
+    forward = tilelang.forward(made, selection)
+    gradients = tilelang.backward(made, selection, forward)
+    for figure in (judge.check_forward(made, selection, forward),
+                   judge.check_backward(made, selection, gradients)):
+        assert figure.ok, str(figure)
+    want = judge.exact_grad_kv(made, selection, torch.arange(made.t_k))
+    got = gradients.grad_kv[:, 0].double()
+    assert (got - want).norm() <= judge.GRAD_RMSE * want.norm()
+    assert (got[want.norm(dim=1) == 0] == 0).all()
+
+
 def test_peers_say_what_they_do_not_take(problem):
     full = make("random")
     on_gpu = types.SimpleNamespace(device=torch.device("cuda"), causal=False, workload="random",
@@ -297,7 +330,8 @@ def test_peers_say_what_they_do_not_take(problem):
     assert cudnn.refusal("topk", on_gpu) == "its indexer has 32 or 64 heads"
     assert cudnn.refusal("backward", on_gpu) == "" == PEERS["torch"]().refusal("topk", full)
     for name in ("flash_mla", "cudnn", "flash_mla+cudnn", "tilelang"):
-        assert PEERS[name]().refusal("forward", full) == "needs a GPU"
+        peer = PEERS[name]()
+        assert {peer.refusal(operation, full) for operation in peer.operations} == {"needs a GPU"}
 
 
 # --------------------------------------------------------------------------------------- command

@@ -4,9 +4,8 @@ this module keeps them as objects.
 One thread block per query row and up to 64 heads. Queries and grad_out stay in shared memory, and
 grad_q in registers. A block of 64 gathered keys gives the probabilities and their gradients, these
 give its share of grad_q and, 128 channels at a time, what the row adds to grad_kv, in FP32, by
-atomic adds. The next block of keys is loaded meanwhile. 224 KiB of shared memory, with 64 heads. A
-row has at least one key; what its last block has behind topk_length is masked and adds zeros to
-key 0.
+atomic adds. The next block of keys is loaded meanwhile. 224 KiB of shared memory, with 64 heads.
+Slots of the last block that lie behind topk_length are masked and add zeros to key 0.
 """
 
 import tilelang.language as T
