@@ -353,12 +353,20 @@ def run_main(capsys, *arguments):
     (("--backend", "cuda"), "--backend must be among auto, cpu, sm90, got 'cuda'"),
     (("--backend", "cpu", "--regime", "cold"), "--regime must be among warm, got 'cold'"),
     (("--backend", "cpu", "--l2", "flushed"), "--l2 must be among warm, got 'flushed'"),
-    (("--rows", "-1"), "argument --rows: invalid number that is not negative value: '-1'"),
+    (("--rows", "-1"), "argument --rows: must be a whole number in 0..2147483647, got '-1'"),
+    (("--seed", "2147483648"), "argument --seed: must be a whole number in 0..2147483647, got "),
+    (("--threads", "1025"), "argument --threads: must be a whole number in 0..1024, got '1025'"),
+    (("--min-seconds", "inf"), "argument --min-seconds: must be a finite number from 0 on, got "),
+    (("--min-seconds", "soon"), "argument --min-seconds: must be a finite number from 0 on, got "),
+    (("--op", "a\nb"), "--op must be among topk, forward, backward, step, got 'a\\nb'"),
+    (("--rest",), "unrecognized arguments: --rest"),
     (("--from", "rows.jsonl"), "--from must come with --plots, got none"),
     (("--from", "/nowhere/rows.jsonl", "--plots", "plots"),
      "/nowhere/rows.jsonl must be a file of JSON objects, one a line, got: "),
     (("--backend", "cpu", "--json", "/nowhere/rows.jsonl"),
      "/nowhere/rows.jsonl must be a file that can be appended to, got: No such file or directory"),
+    (("--backend", "cpu", "--workload", "random", "--op", "topk", "--json", "/dev/full", *RUN),
+     "/dev/full must be a file that can be appended to, got: No space left on device"),
     (("--backend", "cpu", "--workload", "text"),
      "workload text must come with --text-file, got none"),
     (("--backend", "cpu", "--workload", "text", "--text-file", "/nowhere/text"),
@@ -392,16 +400,33 @@ def write_text(path, **changes):
 
 
 @pytest.mark.parametrize("changes, sentence", [
-    ({"index_k": None}, " must hold cu_seqlens, index_q, index_k, head_weights, got "),
-    ({"index_q": torch.zeros(300, 8, 128)}, " must hold 32 indexer heads as shape glm5.2-tp8, "),
-    ({"index_q": torch.zeros(99, 32, 128)},
-     " must hold all rows of documents without padding, got "),
+    ({"index_k": None}, "cu_seqlens, index_q, index_k, head_weights, got {} without index_k"),
+    ({"cu_seqlens": torch.tensor([0, 200, 100, 300], dtype=torch.int32)},
+     "cu_seqlens int32 [N+1] that ascends from 0, got {} with int32 [4] [0, 200, 100, 300]"),
+    ({"cu_seqlens": torch.tensor([5, 300], dtype=torch.int32)},
+     "cu_seqlens int32 [N+1] that ascends from 0, got {} with int32 [2] [5, 300]"),
+    ({"cu_seqlens": torch.tensor([0, 300])},
+     "cu_seqlens int32 [N+1] that ascends from 0, got {} with int64 [2] [0, 300]"),
+    ({"cu_seqlens": torch.tensor(300, dtype=torch.int32)},
+     "cu_seqlens int32 [N+1] that ascends from 0, got {} with int32 [] [300]"),
+    ({"cu_seqlens": torch.zeros(0, dtype=torch.int32)},
+     "cu_seqlens int32 [N+1] that ascends from 0, got {} with int32 [0] []"),
+    ({"index_q": torch.zeros(300, 8, 128).bfloat16()},
+     "index_q bfloat16 [300, 32, 128] as its documents and shape glm5.2-tp8 have it, got {} with "
+     "bfloat16 [300, 8, 128]"),
+    ({"index_k": torch.zeros(512, 128).bfloat16()},
+     "index_k bfloat16 [300, 128] as its documents and shape glm5.2-tp8 have it, got {} with "
+     "bfloat16 [512, 128]"),
+    ({"head_weights": torch.zeros(300, 32).double()},
+     "head_weights float32 [300, 32] as its documents and shape glm5.2-tp8 have it, got {} with "
+     "float64 [300, 32]"),
 ])
 def test_a_text_file_of_another_form_is_refused(changes, sentence, tmp_path, capsys):
-    code, output = run_main(capsys, "--backend", "cpu", "--workload", "text", "--text-file",
-                            write_text(tmp_path / "text.safetensors", **changes), *RUN)
-    assert code == 2
-    assert output.err.startswith(f"flashdsa-compare: --text-file{sentence}")
+    path = write_text(tmp_path / "text.safetensors", **changes)
+    code, output = run_main(capsys, "--backend", "cpu", "--workload", "text", "--text-file", path,
+                            *RUN)
+    assert (code, output.err) == (
+        2, f"flashdsa-compare: --text-file must hold {sentence.format(path)}\n")
 
 
 def test_text_takes_the_indexers_own_selection(tmp_path, ours):
@@ -434,6 +459,15 @@ def test_a_peer_that_does_not_load_is_told(monkeypatch, capsys):
     assert code == 0
     assert "flash_mla.flash_mla_sparse_fwd does not load: module 'flash_mla' has no" in output.out
     assert "tilelang   not installed" in output.out
+
+
+def test_a_peer_whose_import_raises_is_told(tmp_path, monkeypatch, capsys):
+    (tmp_path / "tilelang.py").write_text("raise RuntimeError('no driver\\nat all')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    code, output = run_main(capsys, "--backend", "cpu", "--op", "topk", "--workload", "random",
+                            "--peer", "tilelang", *RUN)
+    assert code == 0
+    assert "tilelang  tilelang.compile does not load: no driver  forward, backward" in output.out
 
 
 def test_run_writes_records_and_pictures(tmp_path, capsys):
@@ -581,12 +615,18 @@ def test_the_newest_row_of_a_key_counts():
     assert plots.newest([old, other, {**new, "plan": "none"}]) == [{**new, "plan": "none"}, other]
 
 
-def test_no_rows_make_no_pictures(tmp_path, capsys):
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"op": "run"}) + "\n")
-    code, output = run_main(capsys, "--from", str(tmp_path / "rows.jsonl"), "--plots",
-                            str(tmp_path / "plots"))
-    assert code == 2 and output.err == ("flashdsa-compare: --plots must have rows to draw, "
-                                        "got none\n")
+@pytest.mark.parametrize("text, sentence", [
+    ('{"op": "forward", "median_ms": 1}', "--plots must have rows to draw, got none"),
+    ("null", "{} must be a file of JSON objects, one a line, got: another kind of value"),
+    ("{", "{} must be a file of JSON objects, one a line, got: Expecting property name "
+     "enclosed in double quotes: line 1 column 2 (char 1)"),
+])
+def test_no_rows_make_no_pictures(text, sentence, tmp_path, capsys):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f"{text}\n")
+    code, output = run_main(capsys, "--from", str(path), "--plots", str(tmp_path / "plots"))
+    assert (code, output.err) == (2, f"flashdsa-compare: {sentence.replace('{}', str(path))}\n")
+    assert not (tmp_path / "plots").exists()
 
 
 def test_a_folder_that_is_a_file_takes_no_pictures(tmp_path, capsys):
