@@ -16,13 +16,14 @@ from conftest import ROOT
 
 torch = pytest.importorskip("torch")
 
+import tilelang_stand_in  # noqa: E402
 from flashdsa import compat  # noqa: E402
 from flashdsa.compare import judge, operations, plots, workloads  # noqa: E402
 from flashdsa.compare.__main__ import main  # noqa: E402
 from flashdsa.compare.documents import draw_lengths  # noqa: E402
 from flashdsa.compare.library import Forward, Gradients  # noqa: E402
 from flashdsa.compare.ours import FlashDsa  # noqa: E402
-from flashdsa.compare.peers import PEERS  # noqa: E402
+from flashdsa.compare.peers import PEERS, _tilelang  # noqa: E402
 from flashdsa.compare.record import read_json_lines  # noqa: E402
 from flashdsa.compare.selections import neighbour_overlap, select_rows  # noqa: E402
 from flashdsa.compare.shapes import SHAPES, Shape  # noqa: E402
@@ -286,6 +287,38 @@ def test_cudnn_selects_in_pieces_of_bounded_scratch(problem, pair, monkeypatch):
     assert judge.check_topk(problem, pieces).ok
 
 
+@pytest.fixture
+def tilelang(monkeypatch):
+    """The peer, with its programs run by NumPy."""
+    package = types.ModuleType("tilelang")
+    package.language, package.compile = tilelang_stand_in, tilelang_stand_in.compile
+    monkeypatch.setitem(sys.modules, "tilelang", package)
+    monkeypatch.setitem(sys.modules, "tilelang.language", tilelang_stand_in)
+    yield PEERS["tilelang"]()
+    for part in ("forward", "backward"):
+        sys.modules.pop(f"flashdsa.compare.peers._tilelang_{part}", None)
+        getattr(_tilelang, f"_compiled_{part}").cache_clear()
+
+
+@pytest.mark.parametrize("heads", [8, 72])
+def test_tilelang_programs_are_right(heads, tilelang):
+    made = make("single8k", dataclasses.replace(SMALL, heads=heads), rows=4)
+    made = dataclasses.replace(made, q=16 * made.q, kv=16 * made.kv)  # rows of uneven p
+    lengths = torch.tensor([65, 64, 100, 128], dtype=torch.int32)
+    indices = made.selection.topk_indices.clone()
+    indices[torch.arange(128) >= lengths[:, None, None]] = -1
+    selection = Selection(indices, lengths)
+    forward = tilelang.forward(made, selection)
+    gradients = tilelang.backward(made, selection, forward)
+    for figure in (judge.check_forward(made, selection, forward),
+                   judge.check_backward(made, selection, gradients)):
+        assert figure.ok, str(figure)
+    want = judge.exact_grad_kv(made, selection, torch.arange(made.t_k))
+    got = gradients.grad_kv[:, 0].double()
+    assert (got - want).norm() <= judge.GRAD_RMSE * want.norm()
+    assert (got[want.norm(dim=1) == 0] == 0).all()
+
+
 def test_peers_say_what_they_do_not_take(problem):
     full = make("random")
     on_gpu = types.SimpleNamespace(device=torch.device("cuda"), causal=False, workload="random",
@@ -297,7 +330,8 @@ def test_peers_say_what_they_do_not_take(problem):
     assert cudnn.refusal("topk", on_gpu) == "its indexer has 32 or 64 heads"
     assert cudnn.refusal("backward", on_gpu) == "" == PEERS["torch"]().refusal("topk", full)
     for name in ("flash_mla", "cudnn", "flash_mla+cudnn", "tilelang"):
-        assert PEERS[name]().refusal("forward", full) == "needs a GPU"
+        peer = PEERS[name]()
+        assert {peer.refusal(operation, full) for operation in peer.operations} == {"needs a GPU"}
 
 
 # --------------------------------------------------------------------------------------- command
@@ -319,12 +353,20 @@ def run_main(capsys, *arguments):
     (("--backend", "cuda"), "--backend must be among auto, cpu, sm90, got 'cuda'"),
     (("--backend", "cpu", "--regime", "cold"), "--regime must be among warm, got 'cold'"),
     (("--backend", "cpu", "--l2", "flushed"), "--l2 must be among warm, got 'flushed'"),
-    (("--rows", "-1"), "argument --rows: invalid number that is not negative value: '-1'"),
+    (("--rows", "-1"), "argument --rows: must be a whole number in 0..2147483647, got '-1'"),
+    (("--seed", "2147483648"), "argument --seed: must be a whole number in 0..2147483647, got "),
+    (("--threads", "1025"), "argument --threads: must be a whole number in 0..1024, got '1025'"),
+    (("--min-seconds", "inf"), "argument --min-seconds: must be a finite number from 0 on, got "),
+    (("--min-seconds", "soon"), "argument --min-seconds: must be a finite number from 0 on, got "),
+    (("--op", "a\nb"), "--op must be among topk, forward, backward, step, got 'a\\nb'"),
+    (("--rest",), "unrecognized arguments: --rest"),
     (("--from", "rows.jsonl"), "--from must come with --plots, got none"),
     (("--from", "/nowhere/rows.jsonl", "--plots", "plots"),
      "/nowhere/rows.jsonl must be a file of JSON objects, one a line, got: "),
     (("--backend", "cpu", "--json", "/nowhere/rows.jsonl"),
      "/nowhere/rows.jsonl must be a file that can be appended to, got: No such file or directory"),
+    (("--backend", "cpu", "--workload", "random", "--op", "topk", "--json", "/dev/full", *RUN),
+     "/dev/full must be a file that can be appended to, got: No space left on device"),
     (("--backend", "cpu", "--workload", "text"),
      "workload text must come with --text-file, got none"),
     (("--backend", "cpu", "--workload", "text", "--text-file", "/nowhere/text"),
@@ -358,16 +400,33 @@ def write_text(path, **changes):
 
 
 @pytest.mark.parametrize("changes, sentence", [
-    ({"index_k": None}, " must hold cu_seqlens, index_q, index_k, head_weights, got "),
-    ({"index_q": torch.zeros(300, 8, 128)}, " must hold 32 indexer heads as shape glm5.2-tp8, "),
-    ({"index_q": torch.zeros(99, 32, 128)},
-     " must hold all rows of documents without padding, got "),
+    ({"index_k": None}, "cu_seqlens, index_q, index_k, head_weights, got {} without index_k"),
+    ({"cu_seqlens": torch.tensor([0, 200, 100, 300], dtype=torch.int32)},
+     "cu_seqlens int32 [N+1] that ascends from 0, got {} with int32 [4] [0, 200, 100, 300]"),
+    ({"cu_seqlens": torch.tensor([5, 300], dtype=torch.int32)},
+     "cu_seqlens int32 [N+1] that ascends from 0, got {} with int32 [2] [5, 300]"),
+    ({"cu_seqlens": torch.tensor([0, 300])},
+     "cu_seqlens int32 [N+1] that ascends from 0, got {} with int64 [2] [0, 300]"),
+    ({"cu_seqlens": torch.tensor(300, dtype=torch.int32)},
+     "cu_seqlens int32 [N+1] that ascends from 0, got {} with int32 [] [300]"),
+    ({"cu_seqlens": torch.zeros(0, dtype=torch.int32)},
+     "cu_seqlens int32 [N+1] that ascends from 0, got {} with int32 [0] []"),
+    ({"index_q": torch.zeros(300, 8, 128).bfloat16()},
+     "index_q bfloat16 [300, 32, 128] as its documents and shape glm5.2-tp8 have it, got {} with "
+     "bfloat16 [300, 8, 128]"),
+    ({"index_k": torch.zeros(512, 128).bfloat16()},
+     "index_k bfloat16 [300, 128] as its documents and shape glm5.2-tp8 have it, got {} with "
+     "bfloat16 [512, 128]"),
+    ({"head_weights": torch.zeros(300, 32).double()},
+     "head_weights float32 [300, 32] as its documents and shape glm5.2-tp8 have it, got {} with "
+     "float64 [300, 32]"),
 ])
 def test_a_text_file_of_another_form_is_refused(changes, sentence, tmp_path, capsys):
-    code, output = run_main(capsys, "--backend", "cpu", "--workload", "text", "--text-file",
-                            write_text(tmp_path / "text.safetensors", **changes), *RUN)
-    assert code == 2
-    assert output.err.startswith(f"flashdsa-compare: --text-file{sentence}")
+    path = write_text(tmp_path / "text.safetensors", **changes)
+    code, output = run_main(capsys, "--backend", "cpu", "--workload", "text", "--text-file", path,
+                            *RUN)
+    assert (code, output.err) == (
+        2, f"flashdsa-compare: --text-file must hold {sentence.format(path)}\n")
 
 
 def test_text_takes_the_indexers_own_selection(tmp_path, ours):
@@ -400,6 +459,15 @@ def test_a_peer_that_does_not_load_is_told(monkeypatch, capsys):
     assert code == 0
     assert "flash_mla.flash_mla_sparse_fwd does not load: module 'flash_mla' has no" in output.out
     assert "tilelang   not installed" in output.out
+
+
+def test_a_peer_whose_import_raises_is_told(tmp_path, monkeypatch, capsys):
+    (tmp_path / "tilelang.py").write_text("raise RuntimeError('no driver\\nat all')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    code, output = run_main(capsys, "--backend", "cpu", "--op", "topk", "--workload", "random",
+                            "--peer", "tilelang", *RUN)
+    assert code == 0
+    assert "tilelang  tilelang.compile does not load: no driver  forward, backward" in output.out
 
 
 def test_run_writes_records_and_pictures(tmp_path, capsys):
@@ -547,12 +615,18 @@ def test_the_newest_row_of_a_key_counts():
     assert plots.newest([old, other, {**new, "plan": "none"}]) == [{**new, "plan": "none"}, other]
 
 
-def test_no_rows_make_no_pictures(tmp_path, capsys):
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"op": "run"}) + "\n")
-    code, output = run_main(capsys, "--from", str(tmp_path / "rows.jsonl"), "--plots",
-                            str(tmp_path / "plots"))
-    assert code == 2 and output.err == ("flashdsa-compare: --plots must have rows to draw, "
-                                        "got none\n")
+@pytest.mark.parametrize("text, sentence", [
+    ('{"op": "forward", "median_ms": 1}', "--plots must have rows to draw, got none"),
+    ("null", "{} must be a file of JSON objects, one a line, got: another kind of value"),
+    ("{", "{} must be a file of JSON objects, one a line, got: Expecting property name "
+     "enclosed in double quotes: line 1 column 2 (char 1)"),
+])
+def test_no_rows_make_no_pictures(text, sentence, tmp_path, capsys):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f"{text}\n")
+    code, output = run_main(capsys, "--from", str(path), "--plots", str(tmp_path / "plots"))
+    assert (code, output.err) == (2, f"flashdsa-compare: {sentence.replace('{}', str(path))}\n")
+    assert not (tmp_path / "plots").exists()
 
 
 def test_a_folder_that_is_a_file_takes_no_pictures(tmp_path, capsys):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Optional
+from typing import IO, Any, Optional
 
 import numpy as np
 
@@ -17,6 +19,8 @@ from .judge import Figure
 from .operations import Work
 
 Record = dict[str, Any]
+
+_MEASURED = {"op", "workload", "heads", "t_q", "t_k", "median_ms"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,21 +71,18 @@ def make_record(fields: Record, work: Work, ceiling: Ceiling, ours: Measured,
 
 
 def check_appendable(path: Path) -> None:
-    try:
-        path.open("ab").close()
-    except OSError as error:
-        raise CompareError(f"{path} must be a file that can be appended to, "
-                           f"got: {error.strerror}") from None
+    with _appended(path):
+        pass
 
 
 def append_json_line(path: Path, record: Record) -> None:
-    with path.open("a", encoding="utf-8") as file:
+    with _appended(path) as file:
         file.write(json.dumps(record, separators=(",", ":")) + "\n")
 
 
 def append_csv_line(path: Path, record: Record) -> None:
     """Behind a line of names where the file is empty."""
-    with path.open("a", encoding="utf-8", newline="") as file:
+    with _appended(path) as file:
         writer = csv.DictWriter(file, record.keys(), lineterminator="\n")
         if file.tell() == 0:
             writer.writeheader()
@@ -90,10 +91,22 @@ def append_csv_line(path: Path, record: Record) -> None:
 
 
 def read_json_lines(path: Path) -> list[Record]:
-    """Rows of a results file that are measurements of an operation."""
+    """Rows of a results file that are measurements of an operation on a workload."""
     try:
         records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        if not all(isinstance(record, dict) for record in records):
+            raise ValueError("another kind of value")
     except (OSError, ValueError) as error:
         raise CompareError(f"{path} must be a file of JSON objects, one a line, got: "
                            f"{error}") from None
-    return [record for record in records if "op" in record and "median_ms" in record]
+    return [record for record in records if record.keys() >= _MEASURED]
+
+
+@contextlib.contextmanager
+def _appended(path: Path) -> Iterator[IO[str]]:
+    try:
+        with path.open("a", encoding="utf-8", newline="") as file:
+            yield file
+    except OSError as error:
+        raise CompareError(f"{path} must be a file that can be appended to, "
+                           f"got: {error.strerror}") from None

@@ -199,13 +199,25 @@ def _read_text(path: Optional[str], shape: Shape, device: torch.device) -> dict[
     if missing:
         raise CompareError(f"--text-file must hold {', '.join(names)}, got {path} without "
                            f"{', '.join(missing)}")
-    rows, keys = (tensors[name].shape[0] for name in ("index_q", "index_k"))
-    if not rows == keys == tensors["cu_seqlens"][-1]:
-        raise CompareError(f"--text-file must hold all rows of documents without padding, got "
-                           f"{path} with {rows} rows and {keys} keys of "
-                           f"{tensors['cu_seqlens'][-1]} tokens")
-    heads = tensors["index_q"].shape[1]
-    if heads != shape.index_heads:
-        raise CompareError(f"--text-file must hold {shape.index_heads} indexer heads as shape "
-                           f"{shape.name}, got {path} with {heads}")
+    _check_text(path, tensors, shape)
     return {name: tensors[name].to(device) for name in names}
+
+
+def _check_text(path: str, tensors: dict[str, Tensor], shape: Shape) -> None:
+    """Raises CompareError where there are not all rows of documents without padding."""
+    boundaries = tensors["cu_seqlens"]
+    if (boundaries.dtype != torch.int32 or boundaries.dim() != 1 or len(boundaries) < 2
+            or boundaries[0] != 0 or (boundaries.diff() <= 0).any()):
+        raise CompareError("--text-file must hold cu_seqlens int32 [N+1] that ascends from 0, got "
+                           f"{path} with {_form(boundaries)} {boundaries.flatten()[:4].tolist()}")
+    tokens, heads = int(boundaries[-1]), shape.index_heads
+    for name, wanted in {"index_q": f"bfloat16 [{tokens}, {heads}, {drift.INDEX_DIM}]",
+                         "index_k": f"bfloat16 [{tokens}, {drift.INDEX_DIM}]",
+                         "head_weights": f"float32 [{tokens}, {heads}]"}.items():
+        if _form(tensors[name]) != wanted:
+            raise CompareError(f"--text-file must hold {name} {wanted} as its documents and shape "
+                               f"{shape.name} have it, got {path} with {_form(tensors[name])}")
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
