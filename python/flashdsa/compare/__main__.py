@@ -114,6 +114,7 @@ def _compare(options: argparse.Namespace, command: str) -> int:
     from .table import format_table, records_table
 
     request = _request(options)
+    _require_text(request)
     peers = load_peers(_libraries(options))
     outputs = [(path, append) for path, append in ((options.json, append_json_line),
                                                    (options.csv, append_csv_line)) if path]
@@ -199,6 +200,16 @@ def _require_backend(backend: str) -> None:
     if found is None or not found.available:
         raise UnavailableError(f"--backend {backend} must be available, got: "
                                f"{found.detail if found else 'no such backend'}")
+
+
+def _require_text(request: Any) -> None:
+    """Before anything is measured."""
+    from .shapes import SHAPES
+    from .workloads import WORKLOADS, read_text, refusal
+
+    for shape in (SHAPES[name] for name in request.shapes):
+        if "text" in request.workloads and not refusal(WORKLOADS["text"], shape):
+            read_text(request.text_file, shape)
 
 
 def _among(option: str, names: Sequence[str], known: Any) -> Sequence[str]:

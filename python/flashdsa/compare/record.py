@@ -6,7 +6,8 @@ import contextlib
 import csv
 import dataclasses
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, Optional
 
@@ -21,6 +22,19 @@ from .operations import Work
 Record = dict[str, Any]
 
 _MEASURED = {"op", "workload", "heads", "t_q", "t_k", "median_ms"}
+_COMPARED = {"peer_median_ms", "ratio"}  # where there is a peer
+
+# Fields that pictures are made of: what one must be, and their names.
+_KINDS: tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...] = (
+    ("a text", lambda value: isinstance(value, str),
+     ("op", "workload", "shape", "device", "backend", "regime", "l2", "peer")),
+    ("none, reused or built", lambda value: value in ("none", "reused", "built"), ("plan",)),
+    ("a whole number above 0", lambda value: type(value) is int and value > 0,
+     ("heads", "t_q", "t_k", "threads")),
+    ("a finite number above 0", lambda value: type(value) in (int, float) and 0 < value < math.inf,
+     ("median_ms", "peer_median_ms", "ratio", "tflops", "bytes_per_s", "peak_tflops",
+      "peak_bytes_per_s")),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +113,21 @@ def read_json_lines(path: Path) -> list[Record]:
     except (OSError, ValueError) as error:
         raise CompareError(f"{path} must be a file of JSON objects, one a line, got: "
                            f"{error}") from None
-    return [record for record in records if record.keys() >= _MEASURED]
+    measured = []
+    for number, record in enumerate(records, 1):
+        if record.keys() >= _MEASURED:
+            _check_fields(record, f"{path}, line {number},")
+            measured.append(record)
+    return measured
+
+
+def _check_fields(record: Record, place: str) -> None:
+    required = _MEASURED | (_COMPARED if record.get("peer") else set())
+    for kind, fits, names in _KINDS:
+        for name in names:
+            value = record.get(name)
+            if (value is not None or name in required) and not fits(value):
+                raise CompareError(f"{place} must have {kind} as {name}, got {value!r}")
 
 
 @contextlib.contextmanager
