@@ -35,7 +35,8 @@ RESULTS = ROOT / "bench/results/nvidia-h200-2026-12-02-sm90.jsonl"
 SMALL = dataclasses.replace(SHAPES["glm5.2-tp8"], index_heads=4, topk=128)
 ROW = {"op": "forward", "workload": "random", "heads": 8, "t_q": 4, "t_k": 8192, "median_ms": 2.0,
        "peer": "torch@2", "peer_median_ms": 3.0, "ratio": 1.5}
-RUN = ["--shape", "glm5.2-tp8", "--rows", "4", "--repeats", "2", "--min-seconds", "0", "--threads", "1"]
+RUN = ["--shape", "glm5.2-tp8", "--rows", "4", "--repeats", "2", "--min-seconds", "0", "--threads",
+       "1"]
 
 
 def make(name, shape=SMALL, rows=8):
@@ -720,7 +721,8 @@ def test_no_rows_make_no_pictures(text, sentence, tmp_path, capsys):
     ("plan", "old", "none, reused or built"),
     ("heads", 8.0, "a whole number above 0"), ("t_q", 0, "a whole number above 0"),
     ("threads", True, "a whole number above 0"),
-    ("median_ms", "fast", "a finite number above 0"), ("median_ms", None, "a finite number above 0"),
+    ("median_ms", "fast", "a finite number above 0"),
+    ("median_ms", None, "a finite number above 0"),
     ("bytes_per_s", math.inf, "a finite number above 0"),
     ("ratio", -1.5, "a finite number above 0"),
     ("peer_median_ms", None, "a finite number above 0"),
