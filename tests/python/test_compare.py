@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import functools
 import json
 import math
 import subprocess
@@ -16,13 +17,14 @@ from conftest import ROOT
 
 torch = pytest.importorskip("torch")
 
+import tilelang_stand_in  # noqa: E402
 from flashdsa import compat  # noqa: E402
-from flashdsa.compare import judge, operations, plots, workloads  # noqa: E402
+from flashdsa.compare import judge, operations, plots, run, workloads  # noqa: E402
 from flashdsa.compare.__main__ import main  # noqa: E402
 from flashdsa.compare.documents import draw_lengths  # noqa: E402
 from flashdsa.compare.library import Forward, Gradients  # noqa: E402
 from flashdsa.compare.ours import FlashDsa  # noqa: E402
-from flashdsa.compare.peers import PEERS  # noqa: E402
+from flashdsa.compare.peers import PEERS, _tilelang  # noqa: E402
 from flashdsa.compare.record import read_json_lines  # noqa: E402
 from flashdsa.compare.selections import neighbour_overlap, select_rows  # noqa: E402
 from flashdsa.compare.shapes import SHAPES, Shape  # noqa: E402
@@ -31,7 +33,10 @@ from flashdsa.compare.workloads import WORKLOADS, Selection  # noqa: E402
 HOST = torch.device("cpu")
 RESULTS = ROOT / "bench/results/nvidia-h200-2026-12-02-sm90.jsonl"
 SMALL = dataclasses.replace(SHAPES["glm5.2-tp8"], index_heads=4, topk=128)
-RUN = ["--shape", "glm5.2-tp8", "--rows", "4", "--repeats", "2", "--min-seconds", "0"]
+ROW = {"op": "forward", "workload": "random", "heads": 8, "t_q": 4, "t_k": 8192, "median_ms": 2.0,
+       "peer": "torch@2", "peer_median_ms": 3.0, "ratio": 1.5}
+RUN = ["--shape", "glm5.2-tp8", "--rows", "4", "--repeats", "2", "--min-seconds", "0", "--threads",
+       "1"]
 
 
 def make(name, shape=SMALL, rows=8):
@@ -40,7 +45,7 @@ def make(name, shape=SMALL, rows=8):
 
 @pytest.fixture(scope="module")
 def problem():
-    return make("single8k", rows=48)
+    return make("single8k", rows=24).sharpened()
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +125,14 @@ def test_indexer_selects_drifting_rows(problem, ours):
     chosen = ours.topk(problem, problem.metadata)
     overlap = neighbour_overlap(chosen.topk_indices.numpy(), problem.starts, problem.visible)
     assert overlap == pytest.approx(0.9, abs=0.05)
+
+
+def test_sharpened_logits_deviate_by_more_and_are_the_same_bits():
+    made = make("random", SHAPES["glm5.2-tp8"], rows=4)
+    sharp = made.sharpened()
+    assert torch.equal(sharp.q / 8, made.q) and torch.equal(sharp.kv / 8, made.kv)
+    logits = torch.einsum("thd,kd->thk", sharp.q.double(), sharp.kv[:, 0].double()) * 0.0625
+    assert logits.std().item() == pytest.approx(576**0.5 * 0.5 * 0.5 * 0.0625, rel=0.05)
 
 
 def test_work_counts_valid_slots_alone():
@@ -286,6 +299,37 @@ def test_cudnn_selects_in_pieces_of_bounded_scratch(problem, pair, monkeypatch):
     assert judge.check_topk(problem, pieces).ok
 
 
+@pytest.fixture
+def tilelang(monkeypatch):
+    """The peer, with its programs run by NumPy."""
+    package = types.ModuleType("tilelang")
+    package.language, package.compile = tilelang_stand_in, tilelang_stand_in.compile
+    monkeypatch.setitem(sys.modules, "tilelang", package)
+    monkeypatch.setitem(sys.modules, "tilelang.language", tilelang_stand_in)
+    yield PEERS["tilelang"]()
+    for part in ("forward", "backward"):
+        sys.modules.pop(f"flashdsa.compare.peers._tilelang_{part}", None)
+        getattr(_tilelang, f"_compiled_{part}").cache_clear()
+
+
+@pytest.mark.parametrize("heads", [8, 72])
+def test_tilelang_programs_are_right(heads, tilelang):
+    made = make("single8k", dataclasses.replace(SMALL, heads=heads), rows=4).sharpened()
+    lengths = torch.tensor([65, 64, 100, 128], dtype=torch.int32)
+    indices = made.selection.topk_indices.clone()
+    indices[torch.arange(128) >= lengths[:, None, None]] = -1
+    selection = Selection(indices, lengths)
+    forward = tilelang.forward(made, selection)
+    gradients = tilelang.backward(made, selection, forward)
+    for figure in (judge.check_forward(made, selection, forward),
+                   judge.check_backward(made, selection, gradients)):
+        assert figure.ok, str(figure)
+    want = judge.exact_grad_kv(made, selection, torch.arange(made.t_k))
+    got = gradients.grad_kv[:, 0].double()
+    assert (got - want).norm() <= judge.GRAD_RMSE * want.norm()
+    assert (got[want.norm(dim=1) == 0] == 0).all()
+
+
 def test_peers_say_what_they_do_not_take(problem):
     full = make("random")
     on_gpu = types.SimpleNamespace(device=torch.device("cuda"), causal=False, workload="random",
@@ -297,7 +341,8 @@ def test_peers_say_what_they_do_not_take(problem):
     assert cudnn.refusal("topk", on_gpu) == "its indexer has 32 or 64 heads"
     assert cudnn.refusal("backward", on_gpu) == "" == PEERS["torch"]().refusal("topk", full)
     for name in ("flash_mla", "cudnn", "flash_mla+cudnn", "tilelang"):
-        assert PEERS[name]().refusal("forward", full) == "needs a GPU"
+        peer = PEERS[name]()
+        assert {peer.refusal(operation, full) for operation in peer.operations} == {"needs a GPU"}
 
 
 # --------------------------------------------------------------------------------------- command
@@ -319,12 +364,20 @@ def run_main(capsys, *arguments):
     (("--backend", "cuda"), "--backend must be among auto, cpu, sm90, got 'cuda'"),
     (("--backend", "cpu", "--regime", "cold"), "--regime must be among warm, got 'cold'"),
     (("--backend", "cpu", "--l2", "flushed"), "--l2 must be among warm, got 'flushed'"),
-    (("--rows", "-1"), "argument --rows: invalid number that is not negative value: '-1'"),
+    (("--rows", "-1"), "argument --rows: must be a whole number in 0..2147483647, got '-1'"),
+    (("--seed", "2147483648"), "argument --seed: must be a whole number in 0..2147483647, got "),
+    (("--threads", "1025"), "argument --threads: must be a whole number in 0..1024, got '1025'"),
+    (("--min-seconds", "inf"), "argument --min-seconds: must be a finite number from 0 on, got "),
+    (("--min-seconds", "soon"), "argument --min-seconds: must be a finite number from 0 on, got "),
+    (("--op", "a\nb"), "--op must be among topk, forward, backward, step, got 'a\\nb'"),
+    (("--rest",), "unrecognized arguments: --rest"),
     (("--from", "rows.jsonl"), "--from must come with --plots, got none"),
     (("--from", "/nowhere/rows.jsonl", "--plots", "plots"),
      "/nowhere/rows.jsonl must be a file of JSON objects, one a line, got: "),
     (("--backend", "cpu", "--json", "/nowhere/rows.jsonl"),
      "/nowhere/rows.jsonl must be a file that can be appended to, got: No such file or directory"),
+    (("--backend", "cpu", "--workload", "random", "--op", "topk", "--json", "/dev/full", *RUN),
+     "/dev/full must be a file that can be appended to, got: No space left on device"),
     (("--backend", "cpu", "--workload", "text"),
      "workload text must come with --text-file, got none"),
     (("--backend", "cpu", "--workload", "text", "--text-file", "/nowhere/text"),
@@ -358,16 +411,47 @@ def write_text(path, **changes):
 
 
 @pytest.mark.parametrize("changes, sentence", [
-    ({"index_k": None}, " must hold cu_seqlens, index_q, index_k, head_weights, got "),
-    ({"index_q": torch.zeros(300, 8, 128)}, " must hold 32 indexer heads as shape glm5.2-tp8, "),
-    ({"index_q": torch.zeros(99, 32, 128)},
-     " must hold all rows of documents without padding, got "),
+    ({"index_k": None}, "cu_seqlens, index_q, index_k, head_weights, got {} without index_k"),
+    ({"cu_seqlens": torch.tensor([0, 200, 100, 300], dtype=torch.int32)},
+     "cu_seqlens int32 [N+1] that ascends from 0, got {} with int32 [4] [0, 200, 100, 300]"),
+    ({"cu_seqlens": torch.tensor([5, 300], dtype=torch.int32)},
+     "cu_seqlens int32 [N+1] that ascends from 0, got {} with int32 [2] [5, 300]"),
+    ({"cu_seqlens": torch.tensor([0, 300])},
+     "cu_seqlens int32 [N+1] that ascends from 0, got {} with int64 [2] [0, 300]"),
+    ({"cu_seqlens": torch.tensor(300, dtype=torch.int32)},
+     "cu_seqlens int32 [N+1] that ascends from 0, got {} with int32 [] [300]"),
+    ({"cu_seqlens": torch.zeros(0, dtype=torch.int32)},
+     "cu_seqlens int32 [N+1] that ascends from 0, got {} with int32 [0] []"),
+    ({"index_q": torch.zeros(300, 8, 128).bfloat16()},
+     "index_q bfloat16 [300, 32, 128] as its documents and shape glm5.2-tp8 have it, got {} with "
+     "bfloat16 [300, 8, 128]"),
+    ({"index_k": torch.zeros(512, 128).bfloat16()},
+     "index_k bfloat16 [300, 128] as its documents and shape glm5.2-tp8 have it, got {} with "
+     "bfloat16 [512, 128]"),
+    ({"head_weights": torch.zeros(300, 32).double()},
+     "head_weights float32 [300, 32] as its documents and shape glm5.2-tp8 have it, got {} with "
+     "float64 [300, 32]"),
 ])
 def test_a_text_file_of_another_form_is_refused(changes, sentence, tmp_path, capsys):
-    code, output = run_main(capsys, "--backend", "cpu", "--workload", "text", "--text-file",
-                            write_text(tmp_path / "text.safetensors", **changes), *RUN)
-    assert code == 2
-    assert output.err.startswith(f"flashdsa-compare: --text-file{sentence}")
+    path = write_text(tmp_path / "text.safetensors", **changes)
+    code, output = run_main(capsys, "--backend", "cpu", "--workload", "text", "--text-file", path,
+                            *RUN)
+    assert (code, output.err) == (
+        2, f"flashdsa-compare: --text-file must hold {sentence.format(path)}\n")
+
+
+@pytest.mark.parametrize("given, sentence", [
+    (False, "workload text must come with --text-file, got none"),
+    (True, "--text-file must hold index_q bfloat16 [300, 64, 128] as its documents "
+     "and shape dsv3.2 have it, got {} with bfloat16 [300, 32, 128]"),
+])
+def test_a_text_is_refused_before_another_workload_is_measured(given, sentence, tmp_path, capsys):
+    path = write_text(tmp_path / "text.safetensors")
+    code, output = run_main(capsys, "--backend", "cpu", "--workload", "random,text", *RUN,
+                            "--shape", "glm5.2-tp8,dsv3.2",
+                            *(("--text-file", path) if given else ()))
+    assert (code, output.out) == (2, "")
+    assert output.err == f"flashdsa-compare: {sentence.format(path)}\n"
 
 
 def test_text_takes_the_indexers_own_selection(tmp_path, ours):
@@ -380,17 +464,18 @@ def test_text_takes_the_indexers_own_selection(tmp_path, ours):
         min(64, n) for length in (100, 200) for n in range(1, length + 1)]
 
 
-@pytest.mark.parametrize("peer", ["flash_mla", "cudnn"])
-def test_a_drop_in_is_no_peer(peer):
+def test_a_drop_in_is_no_peer():
     """In a process of its own, where flashdsa.compat has registered the names."""
-    program = ("import flashdsa.compat as c, sys\n"
+    program = ("import flashdsa.compat as c\n"
                "assert c.install(override=True)\n"
                "from flashdsa.compare.__main__ import main\n"
-               f"sys.exit(main(['--backend', 'cpu', '--peer', '{peer}']))")
+               "print([main(['--backend', 'cpu', '--peer', peer]) for peer in "
+               "('flash_mla', 'cudnn')])")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr == (f"flashdsa-compare: peer {peer} must be another library, got the "
-                           "stand-in that flashdsa.compat.install() registered\n")
+    assert (done.returncode, done.stdout) == (0, "[2, 2]\n")
+    assert done.stderr == "".join(
+        f"flashdsa-compare: peer {peer} must be another library, got the stand-in that "
+        "flashdsa.compat.install() registered\n" for peer in ("flash_mla", "cudnn"))
 
 
 def test_a_peer_that_does_not_load_is_told(monkeypatch, capsys):
@@ -402,12 +487,21 @@ def test_a_peer_that_does_not_load_is_told(monkeypatch, capsys):
     assert "tilelang   not installed" in output.out
 
 
-def test_run_writes_records_and_pictures(tmp_path, capsys):
+def test_a_peer_whose_import_raises_is_told(tmp_path, monkeypatch, capsys):
+    (tmp_path / "tilelang.py").write_text("raise RuntimeError('no driver\\nat all')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    code, output = run_main(capsys, "--backend", "cpu", "--op", "topk", "--workload", "random",
+                            "--peer", "tilelang", *RUN)
+    assert code == 0
+    assert "tilelang  tilelang.compile does not load: no driver  forward, backward" in output.out
+
+
+def test_run_writes_records_and_pictures(tmp_path, capsys, monkeypatch):
+    monkeypatch.delitem(plots.THEMES, "dark")  # drawn below, of committed results
     files = {kind: tmp_path / f"rows.{kind}" for kind in ("json", "csv")}
     arguments = ["--backend", "cpu", "--workload", "single8k", "--peer", "torch", "--commit", "abc",
-                 "--json", str(files["json"]), "--csv", str(files["csv"]), "--plots",
-                 str(tmp_path / "plots"), *RUN]
-    assert main(arguments) == 0
+                 "--json", str(files["json"]), "--csv", str(files["csv"]), *RUN]
+    assert main([*arguments, "--plots", str(tmp_path / "plots")]) == 0
     table = capsys.readouterr().out
     records = read_json_lines(files["json"])
     assert [record["op"] for record in records] == ["topk", "forward", "backward", "step"]
@@ -420,7 +514,7 @@ def test_run_writes_records_and_pictures(tmp_path, capsys):
         assert record["t_q"] == 4 and record["shape"] == "glm5.2-tp8-8k" and record["heads"] == 8
         assert record["layers"] == (4 if record["op"] == "step" else 1)
         assert record["plan"] == ("none" if record["op"] == "topk" else "built")
-        assert record["peak_bytes"] is None and record["samples"] == 2
+        assert record["peak_bytes"] is None and (record["samples"], record["threads"]) == (2, 1)
         assert record["command"].startswith("flashdsa-compare --backend cpu --workload single8k")
         assert "FAIL" not in record["error"] + record["peer_error"]
         assert f"{record['ratio']:.2f}" in table
@@ -442,7 +536,7 @@ def test_run_writes_records_and_pictures(tmp_path, capsys):
 
 def check_pictures(folder, records):
     names = {f"{name}-{theme}.{kind}" for name in ("time", "ratio", "roofline")
-             for theme in ("light", "dark") for kind in ("svg", "png")}
+             for theme in plots.THEMES for kind in ("svg", "png")}
     assert {path.name for path in folder.iterdir()} == names
     for path in folder.glob("*.png"):
         head = path.read_bytes()[:24]
@@ -530,6 +624,67 @@ def test_a_wrong_result_fails_the_run(library, monkeypatch, capsys):
     assert code == 1 and output.out.count(" FAIL") == 1
 
 
+def without_rope(problem):
+    q = problem.q.clone()
+    q[..., 512:] = 0
+    return dataclasses.replace(problem, q=q)
+
+
+def forward_without_rope_logits(right, problem, *rest):
+    return right(without_rope(problem), *rest)
+
+
+def backward_without_rope_logits(right, problem, *rest):
+    """p and dS are wrong; rope grad_kv is not."""
+    sharp = right(problem, *rest)
+    blunt = right(without_rope(problem), *rest)
+    blunt.grad_kv[..., 512:] = sharp.grad_kv[..., 512:]
+    return blunt
+
+
+def backward_with_rope_grad_kv_elsewhere(right, problem, *rest):
+    result = right(problem, *rest)
+    result.grad_kv[..., 512:] = result.grad_kv[..., 512:].roll(1, 0)
+    return result
+
+
+@pytest.mark.parametrize("fault", [forward_without_rope_logits, backward_without_rope_logits,
+                                   backward_with_rope_grad_kv_elsewhere])
+def test_a_fault_that_uniform_softmax_hides_fails_the_run(fault, monkeypatch, capsys):
+    name = fault.__name__.split("_")[0]
+    right = getattr(PEERS["torch"], name)
+    monkeypatch.setattr(PEERS["torch"], name, lambda self, *inputs: fault(
+        functools.partial(right, self), *inputs))
+    made = make("random", SHAPES["glm5.2-tp8"], rows=4)
+    inputs = operations.Inputs(made, made.selection, PEERS["torch"]().forward(made, made.selection))
+    result = operations.OPERATIONS[name].run(PEERS["torch"](), inputs)
+    assert operations.OPERATIONS[name].check(inputs, result, False).ok  # as it was timed
+    code, output = run_main(capsys, "--backend", "cpu", "--op", name, "--workload", "random",
+                            "--peer", "torch", *RUN)
+    assert code == 1 and output.out.count(" FAIL") == 1
+
+
+@pytest.mark.parametrize("owner", [FlashDsa, PEERS["torch"]])
+def test_sharp_inputs_are_judged_and_those_of_the_workload_timed(owner, monkeypatch, capsys):
+    right, calls = owner.backward, []
+
+    def record(self, problem, selection, forward):
+        calls.append((problem, forward))
+        return right(self, problem, selection, forward)
+
+    monkeypatch.setattr(owner, "backward", record)
+    monkeypatch.setattr(run, "peak_bytes", lambda call, device: call() and None)
+    code, _ = run_main(capsys, "--backend", "cpu", "--op", "backward", "--workload", "random",
+                       "--peer", "torch", *RUN)
+    assert code == 0 and len(calls) == 4  # judged, its memory taken, timed twice
+    made = make("random", SHAPES["glm5.2-tp8"], rows=4)
+    for (problem, forward), want in zip(calls, (made.sharpened(), made, made, made)):
+        assert torch.equal(problem.q, want.q) and torch.equal(problem.kv, want.kv)
+        assert torch.equal(problem.grad_out, made.grad_out)
+        exact = judge.exact_forward(want, want.selection, torch.arange(4))
+        torch.testing.assert_close(forward.lse.double(), exact.lse, atol=1e-5, rtol=1e-6)
+
+
 # ----------------------------------------------------------------------------------------- plots
 
 
@@ -547,12 +702,43 @@ def test_the_newest_row_of_a_key_counts():
     assert plots.newest([old, other, {**new, "plan": "none"}]) == [{**new, "plan": "none"}, other]
 
 
-def test_no_rows_make_no_pictures(tmp_path, capsys):
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"op": "run"}) + "\n")
-    code, output = run_main(capsys, "--from", str(tmp_path / "rows.jsonl"), "--plots",
-                            str(tmp_path / "plots"))
-    assert code == 2 and output.err == ("flashdsa-compare: --plots must have rows to draw, "
-                                        "got none\n")
+@pytest.mark.parametrize("text, sentence", [
+    ('{"op": "forward", "median_ms": 1}', "--plots must have rows to draw, got none"),
+    ("null", "{} must be a file of JSON objects, one a line, got: another kind of value"),
+    ("{", "{} must be a file of JSON objects, one a line, got: Expecting property name "
+     "enclosed in double quotes: line 1 column 2 (char 1)"),
+])
+def test_no_rows_make_no_pictures(text, sentence, tmp_path, capsys):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f"{text}\n")
+    code, output = run_main(capsys, "--from", str(path), "--plots", str(tmp_path / "plots"))
+    assert (code, output.err) == (2, f"flashdsa-compare: {sentence.replace('{}', str(path))}\n")
+    assert not (tmp_path / "plots").exists()
+
+
+@pytest.mark.parametrize("name, value, kind", [
+    ("op", ["forward"], "a text"), ("peer", 1, "a text"), ("device", {}, "a text"),
+    ("plan", "old", "none, reused or built"),
+    ("heads", 8.0, "a whole number above 0"), ("t_q", 0, "a whole number above 0"),
+    ("threads", True, "a whole number above 0"),
+    ("median_ms", "fast", "a finite number above 0"),
+    ("median_ms", None, "a finite number above 0"),
+    ("bytes_per_s", math.inf, "a finite number above 0"),
+    ("ratio", -1.5, "a finite number above 0"),
+    ("peer_median_ms", None, "a finite number above 0"),
+])
+def test_a_row_with_another_kind_of_value_is_refused(name, value, kind, tmp_path, capsys):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"op": []}) + "\n" + json.dumps({**ROW, name: value}) + "\n")
+    code, output = run_main(capsys, "--from", str(path), "--plots", str(tmp_path / "plots"))
+    assert (code, output.err) == (
+        2, f"flashdsa-compare: {path}, line 2, must have {kind} as {name}, got {value!r}\n")
+    assert not (tmp_path / "plots").exists()
+
+
+def test_a_row_without_bytes_has_no_place_on_the_roofline():
+    figure = plots._draw_roofline([{**ROW, "tflops": 0.1}], plots.THEMES["light"])
+    assert not figure.axes[0].collections
 
 
 def test_a_folder_that_is_a_file_takes_no_pictures(tmp_path, capsys):

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import math
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Optional
 
@@ -41,14 +42,23 @@ def _names(text: str) -> list[str]:
     return text.split(",")
 
 
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise ValueError
+def _count(most: int = 2**31 - 1) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) > most:
+            raise argparse.ArgumentTypeError(f"must be a whole number in 0..{most}, got {text!r}")
+        return int(text)
+
+    return parse
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a finite number from 0 on, got {text!r}")
     return value
-
-
-_count.__name__ = "number that is not negative"
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -65,17 +75,17 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--peer", type=_names,
         help="flash_mla, cudnn, flash_mla+cudnn, tilelang, torch; default all that are installed")
     add("--backend", default="auto", help="auto, cpu or sm90; auto is sm90 where there is a GPU")
-    add("--rows", type=_count,
+    add("--rows", type=_count(),
         help=f"the last N query rows of a workload, 0: all; default all, on the host {_HOST_ROWS}")
     add("--regime", type=_names, default="warm", help="cold, warm, sustained; default warm")
     add("--plan", type=_names, default="built",
         help="plans of forward, backward and step: none, reused, built; default built")
     add("--l2", type=_names, default="warm", help="warm, flushed; default warm")
     add("--text-file", metavar="FILE", help="of workload text: what `flashdsa synth --text` wrote")
-    add("--seed", type=_count, default=1)
-    add("--repeats", type=_count, default=0, help="timed rounds; default as the regime has it")
-    add("--min-seconds", type=float, default=0.5, help="on the host: time of a row at least")
-    add("--threads", type=_count, default=0, help="of the host; default as many as it has")
+    add("--seed", type=_count(), default=1)
+    add("--repeats", type=_count(), default=0, help="timed rounds; default as the regime has it")
+    add("--min-seconds", type=_seconds, default=0.5, help="on the host: time of a row at least")
+    add("--threads", type=_count(1024), default=0, help="of the host; default as many as it has")
     add("--json", type=Path, metavar="FILE", help="append one JSON object a row")
     add("--csv", type=Path, metavar="FILE", help="append one line a row")
     add("--plots", type=Path, metavar="DIR", help="draw the rows: SVG and PNG, light and dark")
@@ -104,6 +114,7 @@ def _compare(options: argparse.Namespace, command: str) -> int:
     from .table import format_table, records_table
 
     request = _request(options)
+    _require_text(request)
     peers = load_peers(_libraries(options))
     outputs = [(path, append) for path, append in ((options.json, append_json_line),
                                                    (options.csv, append_csv_line)) if path]
@@ -191,10 +202,20 @@ def _require_backend(backend: str) -> None:
                                f"{found.detail if found else 'no such backend'}")
 
 
+def _require_text(request: Any) -> None:
+    """Before anything is measured."""
+    from .shapes import SHAPES
+    from .workloads import WORKLOADS, read_text, refusal
+
+    for shape in (SHAPES[name] for name in request.shapes):
+        if "text" in request.workloads and not refusal(WORKLOADS["text"], shape):
+            read_text(request.text_file, shape)
+
+
 def _among(option: str, names: Sequence[str], known: Any) -> Sequence[str]:
     for name in names:
         if name not in known:
-            raise CompareError(f"{option} must be among {', '.join(known)}, got '{name}'")
+            raise CompareError(f"{option} must be among {', '.join(known)}, got {name!r}")
     return names
 
 

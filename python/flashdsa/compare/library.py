@@ -71,10 +71,10 @@ def load_name(module: str, name: str, package: str, calls: tuple[str, ...] = ()
     try:
         value = getattr(importlib.import_module(module), name)
         parts = [value, *(getattr(value, call) for call in calls)]
-    except (ImportError, AttributeError, OSError) as error:
+    except Exception as error:  # whatever another library raises
         absent = isinstance(error, ModuleNotFoundError) and error.name == module
-        raise NotInstalledError(
-            "not installed" if absent else f"{module}.{name} does not load: {error}") from None
+        reason = f"{module}.{name} does not load: {error}".splitlines()[0]
+        raise NotInstalledError("not installed" if absent else reason) from None
     if any(map(_is_ours, parts)):
         raise CompareError(f"peer {module} must be another library, got the stand-in that "
                            "flashdsa.compat.install() registered")

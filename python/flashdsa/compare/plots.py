@@ -219,7 +219,7 @@ def _ratio_order(record: Record) -> tuple[Any, ...]:
 
 
 def _draw_roofline(records: Sequence[Record], colors: dict[str, Any]) -> Any:
-    counted = [record for record in records if record.get("tflops")]
+    counted = [record for record in records if record.get("tflops") and record.get("bytes_per_s")]
     figure, ((panel,),) = _figure(
         records, "Rate against FLOP per byte, by the benchmark's formulae", 7.5, 4.8)
     points: dict[tuple[str, str], tuple[list[float], list[float]]] = {}

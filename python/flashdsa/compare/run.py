@@ -19,7 +19,7 @@ from .ours import FlashDsa
 from .record import Measured, Record, make_record
 from .shapes import SHAPES
 from .timing import Timing, peak_bytes, time_calls
-from .workloads import WORKLOADS, Problem
+from .workloads import WORKLOADS, Problem, Selection
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,54 +99,58 @@ class Comparison:
                                       text_file=request.text_file)
 
     def _of_problem(self, problem: Problem) -> Iterator[Record]:
-        forward = self._ours("none").forward(problem, problem.selection)
-        inputs = Inputs(problem, problem.selection, forward)
+        timed, judged = (self._inputs(each) for each in (problem, problem.sharpened()))
         for name in self._request.operations:
             reason = operations.refusal(name, problem)
             if reason:
                 self._leave_out(reason)
             else:
-                yield from self._of_operation(name, inputs)
+                yield from self._of_operation(name, timed, judged)
 
-    def _of_operation(self, name: str, inputs: Inputs) -> Iterator[Record]:
+    def _inputs(self, problem: Problem) -> Inputs:
+        forward = self._ours("none").forward(problem, problem.selection)
+        return Inputs(problem, problem.selection, forward)
+
+    def _of_operation(self, name: str, timed: Inputs, judged: Inputs) -> Iterator[Record]:
+        problem = timed.problem
         peers = [(peer, call) for peer in self._peers
-                 if (call := self._peer_call(peer, name, inputs)) is not None]
+                 if (call := self._peer_call(peer, name, timed, judged)) is not None]
         for plan_use in _plan_uses(name, self._request.plans):
-            library, planned = self._ours(plan_use), inputs
+            library, selection = self._ours(plan_use), timed.selection
             if plan_use == "reused":
-                planned = inputs._replace(
-                    selection=library.prepare(inputs.problem, inputs.selection))
-            ours = self._checked(name, library, planned)
+                selection = library.prepare(problem, selection)
+            ours = self._checked(name, library, timed._replace(selection=selection),
+                                 judged._replace(selection=selection))
             for timing in self._timings():
-                fields = self._fields(name, inputs.problem, timing)
-                fields.update(self._plan_fields(library, planned, plan_use, timing))
+                fields = self._fields(name, problem, timing)
+                fields.update(self._plan_fields(library, problem, selection, plan_use, timing))
                 for peer, theirs in peers or [(None, None)]:
-                    yield self._measure(name, fields, inputs.problem, timing, ours, peer, theirs)
+                    yield self._measure(name, fields, problem, timing, ours, peer, theirs)
 
     def _ours(self, plan_use: str) -> FlashDsa:
         return FlashDsa(self._request.backend, self._request.threads, plan_use)
 
-    def _peer_call(self, peer: Peer, name: str, inputs: Inputs) -> Optional[_Call]:
+    def _peer_call(self, peer: Peer, name: str, timed: Inputs, judged: Inputs) -> Optional[_Call]:
         """None where a peer does not have the operation, or does not take the problem."""
         library = peer.library
         if name not in library.operations:
             return None
-        reason = library.refusal(name, inputs.problem)
+        reason = library.refusal(name, timed.problem)
         if not reason:
             try:
-                return self._checked(name, library, inputs)
+                return self._checked(name, library, timed, judged)
             except Exception as error:  # whatever another library raises
                 reason = f"{type(error).__name__}: {error}".splitlines()[0]
         self._leave_out(f"{name} of {library.name}: {reason}")
         return None
 
-    def _checked(self, name: str, library: Library, inputs: Inputs) -> _Call:
-        """The call, after its result has been judged."""
-        operation, device = OPERATIONS[name], inputs.problem.device
-        run = functools.partial(operation.run, library, inputs)
+    def _checked(self, name: str, library: Library, timed: Inputs, judged: Inputs) -> _Call:
+        """The call to time, after the library's result for the other inputs has been judged."""
+        operation, device = OPERATIONS[name], timed.problem.device
         tight = isinstance(library, FlashDsa) and device.type == "cpu"
-        error = operation.check(inputs, run(), tight)
+        error = operation.check(judged, operation.run(library, judged), tight)
         self.good &= error.ok
+        run = functools.partial(operation.run, library, timed)
         return _Call(run, error, peak_bytes(run, device))
 
     def _timings(self) -> Iterator[Timing]:
@@ -174,13 +178,13 @@ class Comparison:
                 "regime": timing.regime, "l2": timing.l2, "simulated": False,
                 "overlap": problem.overlap if name in ("forward", "backward") else None}
 
-    def _plan_fields(self, library: FlashDsa, inputs: Inputs, plan_use: str,
-                     timing: Timing) -> Record:
+    def _plan_fields(self, library: FlashDsa, problem: Problem, selection: Selection,
+                     plan_use: str, timing: Timing) -> Record:
         """Of a plan that is reused also the median of building it, which no row's time holds."""
-        plan, milliseconds = inputs.selection.plan, None
+        plan, milliseconds = selection.plan, None
         if plan is not None:
-            build = functools.partial(library.build_plan, inputs.problem, inputs.selection)
-            milliseconds = float(np.median(time_calls([build], timing, inputs.problem.device)))
+            build = functools.partial(library.build_plan, problem, selection)
+            milliseconds = float(np.median(time_calls([build], timing, problem.device)))
         return {"plan": plan_use, "plan_bytes": plan and plan.nbytes, "plan_ms": milliseconds}
 
     def _leave_out(self, reason: str) -> None:
@@ -190,7 +194,7 @@ class Comparison:
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
-    """A library's call of one operation, judged."""
+    """A library's call of one operation, and what the judge says of the library."""
 
     run: Callable[[], Any]
     error: Any

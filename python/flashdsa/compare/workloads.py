@@ -18,6 +18,7 @@ from .selections import KEPT_SHARE, neighbour_overlap, select_rows
 from .shapes import VALUE_DIM, Shape
 
 INPUT_SCALE = 0.0625
+SHARPENING = 8  # exact in BF16; at 16 gradients of right results cancel too far to be judged
 TEXT_TOKENS = 8192
 _SFT_SEED = 7
 
@@ -108,6 +109,11 @@ class Problem:
         return neighbour_overlap(self.selection.topk_indices.cpu().numpy(), self.starts,
                                  self.visible)
 
+    def sharpened(self) -> Problem:
+        """The problem to judge by: with q and kv times 8. Logits then deviate by 0.4 (GLM-5.2), in
+        the place of 0.006, at which softmax is nearly uniform and hides faults."""
+        return dataclasses.replace(self, q=self.q * SHARPENING, kv=self.kv * SHARPENING)
+
     def build_metadata(self) -> Any:
         """Of a causal batch."""
         return prepare_packed_metadata(self.cu_seqlens, self.t_k, query_indices=self.query_indices)
@@ -116,7 +122,9 @@ class Problem:
 def make_problem(workload: Workload, shape: Shape, device: torch.device, *, rows: int = 0,
                  seed: int = 1, text_file: Optional[str] = None) -> Problem:
     """The last `rows` rows of a workload, 0: all."""
-    text = _read_text(text_file, shape, device) if workload.name == "text" else None
+    text = None
+    if workload.name == "text":
+        text = {name: tensor.to(device) for name, tensor in read_text(text_file, shape).items()}
     boundaries = _boundaries(workload, text)
     t_k = int(boundaries[-1])
     t_q = min(workload.rows, t_k, shape.rows or t_k, rows or t_k)
@@ -161,6 +169,29 @@ def refusal(workload: Workload, shape: Shape) -> str:
     return f"workload {workload.name} does not have the T_k = {shape.keys} of shape {shape.name}"
 
 
+def read_text(path: Optional[str], shape: Shape) -> dict[str, Tensor]:
+    """The indexer's inputs of a file that `flashdsa synth --text` wrote."""
+    if path is None:
+        raise CompareError("workload text must come with --text-file, got none")
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+    except ImportError:
+        raise UnavailableError("workload text needs safetensors, got none: pip install "
+                               "'flashdsa[compare]'") from None
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise CompareError(f"--text-file must be a safetensors file, got {path}: {error}") from None
+    names = ("cu_seqlens", "index_q", "index_k", "head_weights")
+    missing = [name for name in names if name not in tensors]
+    if missing:
+        raise CompareError(f"--text-file must hold {', '.join(names)}, got {path} without "
+                           f"{', '.join(missing)}")
+    _check_text(path, tensors, shape)
+    return {name: tensors[name] for name in names}
+
+
 def _boundaries(workload: Workload, text: Optional[dict[str, Tensor]]) -> np.ndarray:
     if text is not None:
         return text["cu_seqlens"].cpu().numpy()
@@ -180,32 +211,21 @@ def _normal(random: torch.Generator, *shape: int) -> Tensor:
     return torch.randn(shape, generator=random, device=random.device, dtype=torch.bfloat16)
 
 
-def _read_text(path: Optional[str], shape: Shape, device: torch.device) -> dict[str, Tensor]:
-    """The indexer's inputs of a file that `flashdsa synth --text` wrote."""
-    if path is None:
-        raise CompareError("workload text must come with --text-file, got none")
-    try:
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-    except ImportError:
-        raise UnavailableError("workload text needs safetensors, got none: pip install "
-                               "'flashdsa[compare]'") from None
-    try:
-        tensors = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise CompareError(f"--text-file must be a safetensors file, got {path}: {error}") from None
-    names = ("cu_seqlens", "index_q", "index_k", "head_weights")
-    missing = [name for name in names if name not in tensors]
-    if missing:
-        raise CompareError(f"--text-file must hold {', '.join(names)}, got {path} without "
-                           f"{', '.join(missing)}")
-    rows, keys = (tensors[name].shape[0] for name in ("index_q", "index_k"))
-    if not rows == keys == tensors["cu_seqlens"][-1]:
-        raise CompareError(f"--text-file must hold all rows of documents without padding, got "
-                           f"{path} with {rows} rows and {keys} keys of "
-                           f"{tensors['cu_seqlens'][-1]} tokens")
-    heads = tensors["index_q"].shape[1]
-    if heads != shape.index_heads:
-        raise CompareError(f"--text-file must hold {shape.index_heads} indexer heads as shape "
-                           f"{shape.name}, got {path} with {heads}")
-    return {name: tensors[name].to(device) for name in names}
+def _check_text(path: str, tensors: dict[str, Tensor], shape: Shape) -> None:
+    """Raises CompareError where there are not all rows of documents without padding."""
+    boundaries = tensors["cu_seqlens"]
+    if (boundaries.dtype != torch.int32 or boundaries.dim() != 1 or len(boundaries) < 2
+            or boundaries[0] != 0 or (boundaries.diff() <= 0).any()):
+        raise CompareError("--text-file must hold cu_seqlens int32 [N+1] that ascends from 0, got "
+                           f"{path} with {_form(boundaries)} {boundaries.flatten()[:4].tolist()}")
+    tokens, heads = int(boundaries[-1]), shape.index_heads
+    for name, wanted in {"index_q": f"bfloat16 [{tokens}, {heads}, {drift.INDEX_DIM}]",
+                         "index_k": f"bfloat16 [{tokens}, {drift.INDEX_DIM}]",
+                         "head_weights": f"float32 [{tokens}, {heads}]"}.items():
+        if _form(tensors[name]) != wanted:
+            raise CompareError(f"--text-file must hold {name} {wanted} as its documents and shape "
+                               f"{shape.name} have it, got {path} with {_form(tensors[name])}")
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

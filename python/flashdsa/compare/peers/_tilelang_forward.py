@@ -1,11 +1,11 @@
-"""The kernel of the peer `tilelang`. Its annotations are part of the program, so this module keeps
+"""The forward of the peer `tilelang`. Its annotations are part of the program, so this module keeps
 them as objects.
 
 One thread block per query row and up to 64 heads. Queries stay in shared memory; blocks of 64
 gathered keys pass through two stages, and each serves the product with the queries and, by its
 first channels, that with the probabilities. 224 KiB of shared memory, with 64 heads. All K slots
-are walked, those behind topk_length masked: a pipeline has a number of blocks that is known when it
-is compiled.
+are walked, those behind topk_length masked: a pipeline of two stages has a number of blocks that is
+known when it is compiled.
 """
 
 import tilelang.language as T
