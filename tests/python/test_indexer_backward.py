@@ -102,7 +102,7 @@ REFUSALS = {
     "flag": (dict(grad_index_k_float32=1), TypeError, "grad_index_k_float32 must be a bool"),
     "contents": (dict(topk_indices=np.full((12, 1, 9), 30, np.int32), topk_length=None,
                       check=True), ValueError, "topk_indices row 0 must hold -1..29"),
-    "backend": (dict(backend="sm90"), RuntimeError, "has no indexer_backward in this version"),
+    "backend": (dict(backend="sm80"), RuntimeError, "no backend takes this call with backend sm80"),
 }
 
 

@@ -627,14 +627,6 @@ def test_compiled_scores_have_the_same_gradients():
     assert_same(got, torch.autograd.grad(loss(*inputs), inputs))
 
 
-def test_hopper_has_no_gradient_of_scores():
-    inputs, metadata = indexer_case()
-    keys = flashdsa.indexer_topk(*(x.detach() for x in inputs), metadata, 8)
-    with pytest.raises(RuntimeError, match="sm90: has no indexer_backward in this version"):
-        flashdsa.indexer_backward(*(x.detach() for x in inputs), keys.topk_indices,
-                                  torch.ones(40, 8), backend="sm90")
-
-
 def test_functional_transforms_are_refused():
     case = case_of()
     with pytest.raises(RuntimeError):
