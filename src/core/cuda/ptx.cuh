@@ -83,7 +83,7 @@ __device__ __forceinline__ uint32_t address_in_cluster(uint32_t address, uint32_
 }
 
 // Sends 16 bytes to another CTA's shared memory; they count at its barrier, which was told to
-// expect them. Both addresses are of address_in_cluster.
+// expect them and whose waiters then see them. Both addresses are of address_in_cluster.
 __device__ __forceinline__ void send_v4(uint32_t to, uint32_t barrier, float a, float b, float c,
                                         float d) {
   asm volatile(
@@ -93,23 +93,12 @@ __device__ __forceinline__ void send_v4(uint32_t to, uint32_t barrier, float a, 
       : "memory");
 }
 
-// Arrives at another CTA's barrier, an address of address_in_cluster.
+// Arrives at another CTA's barrier, an address of address_in_cluster, after reads of shared memory
+// whose values have been used. Releases no writes: release.cluster would first wait for every add to
+// global memory that this thread has under way, for microseconds.
 __device__ __forceinline__ void barrier_arrive_remote(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier)
+  asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier)
                : "memory");
-}
-
-// Waits for a phase in which threads of other CTAs have arrived, or sent.
-__device__ __forceinline__ void barrier_wait_cluster(uint64_t* barrier, uint32_t parity) {
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra again;\n"
-      "}\n" ::"r"(shared_address(barrier)),
-      "r"(parity)
-      : "memory");
 }
 
 // ------------------------------------------------------------------------------ named barriers

@@ -263,12 +263,12 @@ template <typename Config>
 __device__ __forceinline__ void sum_over_partners(SharedStorage<Config>& shared, int scorer,
                                                   uint32_t partner, uint32_t parity,
                                                   float (&d)[32]) {
-  barrier_wait_cluster(&shared.partner_empty[scorer], parity ^ 1);
+  barrier_wait(&shared.partner_empty[scorer], parity ^ 1);
   send(shared.partner[scorer], &shared.partner_full[scorer], partner, d);
   if ((threadIdx.x & 127) == 0) {
     barrier_arrive_expect(&shared.partner_full[scorer], Config::kExchangeBytes);
   }
-  barrier_wait_cluster(&shared.partner_full[scorer], parity);
+  barrier_wait(&shared.partner_full[scorer], parity);
   receive(shared.partner[scorer], &shared.partner_empty[scorer], partner,
           [&](int i, const float4& v) {
             d[4 * i] += v.x;
@@ -571,13 +571,13 @@ __device__ __forceinline__ void shift_rope(SharedStorage<Config>& shared, uint32
                                            uint32_t items, const float (&shift)[2],
                                            float (&rope)[32]) {
   if (rank == 1) {
-    barrier_wait_cluster(&shared.p_k_empty, (items & 1) ^ 1);
+    barrier_wait(&shared.p_k_empty, (items & 1) ^ 1);
     send(shared.partner_p_k, &shared.p_k_full, 0, rope);
     return;
   }
   const int lane = threadIdx.x & 31;
   if ((threadIdx.x & 127) == 0) barrier_arrive_expect(&shared.p_k_full, Config::kExchangeBytes);
-  barrier_wait_cluster(&shared.p_k_full, items & 1);
+  barrier_wait(&shared.p_k_full, items & 1);
   receive(shared.partner_p_k, &shared.p_k_empty, 1, [&](int i, const float4& p_k) {
     const float2 by = shifts_of(shift, i, lane);
     rope[4 * i] = fmaf(by.x, p_k.x, rope[4 * i]);
