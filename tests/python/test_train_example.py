@@ -23,7 +23,8 @@ import shards  # noqa: E402
 import train  # noqa: E402
 
 SVG = "{http://www.w3.org/2000/svg}"
-TEXT = pathlib.Path(__file__).with_name("made_up_words.txt")  # 100 words, the i-th as often as 1/i
+# 99 made-up words, few of them common. No page of the project: an edit would change the losses.
+TEXT = pathlib.Path(__file__).with_name("made_up_words.txt")
 STEPS, LENGTH, TOKENS = 12, 64, 128
 OPTIONS = ["--steps", str(STEPS), "--tokens", str(TOKENS), "--length", str(LENGTH),
            "--warmup", "3", "--topk", "16", "--text", str(TEXT)]
