@@ -94,8 +94,8 @@ __device__ __forceinline__ void send_v4(uint32_t to, uint32_t barrier, float a, 
 }
 
 // Arrives at another CTA's barrier, an address of address_in_cluster, after reads of shared memory
-// whose values have been used. Releases no writes: release.cluster would first wait for every add to
-// global memory that this thread has under way, for microseconds.
+// whose values have been used. Releases no writes: release.cluster would first wait for every add
+// to global memory that this thread has under way, for microseconds.
 __device__ __forceinline__ void barrier_arrive_remote(uint32_t barrier) {
   asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier)
                : "memory");
