@@ -62,7 +62,7 @@
 namespace flashdsa::attention::sm90::backward_few_heads {
 
 using namespace core::cuda;
-using backward_pass::add_chunk, backward_pass::add_key, backward_pass::chunk_offset;
+using backward_pass::add_chunk, backward_pass::chunk_offset;
 using backward_pass::high_bf16, backward_pass::low_bf16, backward_pass::opaque;
 using backward_pass::kAllLanes, backward_pass::kLog2E, backward_pass::key_or_none;
 using backward_pass::partial_d, backward_pass::rows_operand, backward_pass::whole_lse;
@@ -269,48 +269,69 @@ __device__ __forceinline__ void softmax(const float (&s)[Config::kColumns / 2], 
   }
 }
 
-// Sum over the lanes of a warp that hold the same columns.
-__device__ __forceinline__ float sum_of_column(float x) {
+// Sums x[i] over the eight lanes that hold the same columns, those that differ in bits 2 to 4. Lane
+// l is left with the sum of x[l / 4 * N / 8] alone: at each step lanes exchange the half that the
+// other keeps, so eight numbers take 7 exchanges and not 24. With N < 8 several have the same.
+template <int N>
+__device__ __forceinline__ float spread_sum(float (&x)[N], int lane) {
+  int bit = 16;
 #pragma unroll
-  for (int o = 4; o < 32; o *= 2) x += __shfl_xor_sync(kAllLanes, x, o);
-  return x;
+  for (int n = N / 2; n > 0; n /= 2, bit /= 2) {
+    const bool upper = (lane & bit) != 0;
+#pragma unroll
+    for (int i = 0; i < n; ++i) {
+      const float kept = upper ? x[n + i] : x[i], given = upper ? x[i] : x[n + i];
+      x[i] = kept + __shfl_xor_sync(kAllLanes, given, bit);
+    }
+  }
+#pragma unroll
+  for (; bit >= 4; bit /= 2) x[0] += __shfl_xor_sync(kAllLanes, x[0], bit);
+  return x[0];
 }
 
-// Adds the warp's sums of a tile to its sums of the item, or begins them.
-__device__ __forceinline__ void add_to_sums(float2& to, float x, float y, bool begins, int lane) {
-  x = sum_of_column(x);
-  y = sum_of_column(y);
-  if (lane >= 4) return;
-  const float2 old = begins ? make_float2(0.0f, 0.0f) : to;
-  to = make_float2(old.x + x, old.y + y);
-}
-
-// dS = P (dP - D) scale, and the sums of P, P u and P u^2, where u = dP - D of the BF16 out. In
-// registers through the adds of grad_kv, the sums would be 24 more at 32 heads.
+// dS = P (dP - D) scale, and the sums of P, P u and P u^2, where u = dP - D of the BF16 out, which
+// are added to the warp's of the item or begin them. In registers through the adds of grad_kv, the
+// sums would be too many.
 template <typename Config>
 __device__ __forceinline__ void make_ds(const float (&dp)[Config::kColumns / 2], const float* d,
                                         float scale, const Pairs<Config>& p, Pairs<Config>& ds,
                                         float (&sums)[3][Config::kColumns], bool begins, int lane) {
+  constexpr int kLot = Config::kColumns < 32 ? Config::kColumns : 32;  // columns summed together
+  constexpr int kOwn = kLot / 4;                                       // of them, of a lane
+  const int kept = lane / 4 * kOwn / 8;  // which of its own it is left with
+  const int column = kept / 2 * 8 + 2 * (lane & 3) + kept % 2;
+  const bool adds = (lane & (32 / kOwn - 1) & ~3) == 0;  // others have the same sum
 #pragma unroll
-  for (int i = 0; i < Config::kColumns / 8; ++i) {
-    const int pair = 4 * i + (lane & 3);
-    const float2 mean = reinterpret_cast<const float2*>(d)[pair];
-    float3 sum0 = {}, sum1 = {};
+  for (int lot = 0; lot < Config::kColumns; lot += kLot) {
+    float sum[3][kOwn] = {};
 #pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const float p0 = low_bf16(p[i][e]), p1 = high_bf16(p[i][e]);
-      float u0 = dp[4 * i + 2 * e] - mean.x, u1 = dp[4 * i + 2 * e + 1] - mean.y;
-      if constexpr (Config::kGroups) {
-        if (backward_pass::is_no_pair(p0)) u0 = 0.0f;
-        if (backward_pass::is_no_pair(p1)) u1 = 0.0f;
+    for (int i = 0; i < kLot / 8; ++i) {
+      const int at = lot / 8 + i;
+      const float2 mean = reinterpret_cast<const float2*>(d)[4 * at + (lane & 3)];
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float p0 = low_bf16(p[at][e]), p1 = high_bf16(p[at][e]);
+        float u0 = dp[4 * at + 2 * e] - mean.x, u1 = dp[4 * at + 2 * e + 1] - mean.y;
+        if constexpr (Config::kGroups) {
+          if (backward_pass::is_no_pair(p0)) u0 = 0.0f;
+          if (backward_pass::is_no_pair(p1)) u1 = 0.0f;
+        }
+        const float pu0 = p0 * u0, pu1 = p1 * u1;
+        sum[0][2 * i] += p0;
+        sum[0][2 * i + 1] += p1;
+        sum[1][2 * i] += pu0;
+        sum[1][2 * i + 1] += pu1;
+        sum[2][2 * i] = fmaf(pu0, u0, sum[2][2 * i]);
+        sum[2][2 * i + 1] = fmaf(pu1, u1, sum[2][2 * i + 1]);
+        ds[at][e] = pack_bf16(pu0 * scale, pu1 * scale);
       }
-      add_key(sum0, p0, u0);
-      add_key(sum1, p1, u1);
-      ds[i][e] = pack_bf16(p0 * u0 * scale, p1 * u1 * scale);
     }
-    add_to_sums(reinterpret_cast<float2*>(sums[0])[pair], sum0.x, sum1.x, begins, lane);
-    add_to_sums(reinterpret_cast<float2*>(sums[1])[pair], sum0.y, sum1.y, begins, lane);
-    add_to_sums(reinterpret_cast<float2*>(sums[2])[pair], sum0.z, sum1.z, begins, lane);
+#pragma unroll
+    for (int kind = 0; kind < 3; ++kind) {
+      const float of_tile = spread_sum(sum[kind], lane);
+      float& to = sums[kind][lot + column];
+      if (adds) to = begins ? of_tile : to + of_tile;
+    }
   }
 }
 
