@@ -25,23 +25,4 @@ void launch_behind(void (*kernel)(Args...), dim3 grid, int threads, std::size_t 
   cudaLaunchKernelEx(&config, kernel, args...);
 }
 
-/// Launches a kernel in clusters of `ctas` CTAs.
-template <typename... Args>
-void launch_clusters(void (*kernel)(Args...), dim3 grid, int ctas, int threads,
-                     std::size_t shared_bytes, cudaStream_t stream,
-                     const std::type_identity_t<Args>&... args) {
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim.x = static_cast<unsigned>(ctas);
-  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream;
-  config.attrs = &cluster;
-  config.numAttrs = 1;
-  cudaLaunchKernelEx(&config, kernel, args...);
-}
-
 }  // namespace flashdsa::core::cuda

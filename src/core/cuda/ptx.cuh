@@ -58,49 +58,6 @@ __device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t parity)
       : "memory");
 }
 
-// ------------------------------------------------------------------------------ clusters
-
-// This CTA's number in its cluster.
-__device__ __forceinline__ uint32_t cluster_rank() {
-  uint32_t rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
-// Meets all threads of the cluster.
-__device__ __forceinline__ void cluster_sync() {
-  asm volatile(
-      "barrier.cluster.arrive.release;\n"
-      "barrier.cluster.wait.acquire;" ::
-          : "memory");
-}
-
-// Where the shared memory of CTA `rank` has what this CTA has at `address`.
-__device__ __forceinline__ uint32_t address_in_cluster(uint32_t address, uint32_t rank) {
-  uint32_t mapped;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
-  return mapped;
-}
-
-// Sends 16 bytes to another CTA's shared memory; they count at its barrier, which was told to
-// expect them and whose waiters then see them. Both addresses are of address_in_cluster.
-__device__ __forceinline__ void send_v4(uint32_t to, uint32_t barrier, float a, float b, float c,
-                                        float d) {
-  asm volatile(
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, "
-      "[%1];" ::"r"(to),
-      "r"(barrier), "f"(a), "f"(b), "f"(c), "f"(d)
-      : "memory");
-}
-
-// Arrives at another CTA's barrier, an address of address_in_cluster, after reads of shared memory
-// whose values have been used. Releases no writes: release.cluster would first wait for every add
-// to global memory that this thread has under way, for microseconds.
-__device__ __forceinline__ void barrier_arrive_remote(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier)
-               : "memory");
-}
-
 // ------------------------------------------------------------------------------ named barriers
 
 // Named barriers 1..15 of `threads` threads; 0 is __syncthreads. All who wait at one do so at the

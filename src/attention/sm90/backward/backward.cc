@@ -2,8 +2,8 @@
 //
 //   extents of the rows, or what a plan (the caller's or the call's own) computes together;
 //   aligned copies of inputs that the kernels cannot read in place;
-//   default: kernels with atomics into FP32 accumulators, each with its repair: for rows alone of
-//   few heads; for rows alone of many heads, or a plan's items of several tokens;
+//   default: kernels with atomics into FP32 accumulators, each with its repair: that for few heads,
+//   that for more heads or a plan's items of several tokens;
 //   deterministic, invariant: for every chunk of items the kernel that stores each slot's row, its
 //   repair, then the ordered sum;
 //   channels into their order and dtype; the sink's sum.
@@ -21,7 +21,6 @@
 #include "attention/sm90/backward/launch.h"
 #include "attention/sm90/backward/passes.h"
 #include "attention/sm90/backward_few_heads/launch.h"
-#include "attention/sm90/backward_many_heads/launch.h"
 #include "attention/sm90/call_plan.h"
 #include "attention/sm90/rows.h"
 #include "core/cuda/check.h"
@@ -221,9 +220,7 @@ void add_groups(const Call& call, KernelParams kernel, const Buffers& buffers) {
   kernel.grad_kv_rows = buffers.accumulators;
   kernel.items = static_cast<int>(p.t_q);
   kernel.needs_repair = buffers.groups_need_repair;
-  set_pace(call, buffers, kernel);
-  backward_many_heads::launch_backward_groups(kernel, head_dim, device, call.stream);
-  backward_pass::launch_repair_groups(kernel, head_dim, device, call.stream);
+  backward_pass::launch_backward_groups(kernel, head_dim, device, call.stream);
 
   kernel.single_rows = buffers.groups.single_rows;
   kernel.needs_repair = buffers.needs_repair;
@@ -246,10 +243,10 @@ void add_unordered(const Call& call, KernelParams kernel, std::int64_t items,
     set_pace(call, buffers, kernel);
     if (call.params.heads <= backward_few_heads::kMostHeads) {
       backward_few_heads::launch_backward_few_heads(kernel, head_dim, device, call.stream);
+      backward_pass::launch_repair(kernel, head_dim, device, call.stream);
     } else {
-      backward_many_heads::launch_backward_many_heads(kernel, head_dim, device, call.stream);
+      backward_pass::launch_backward(kernel, head_dim, false, device, call.stream);
     }
-    backward_pass::launch_repair(kernel, head_dim, device, call.stream);
   }
 }
 
@@ -286,8 +283,8 @@ void add_ordered(const Call& call, KernelParams kernel, std::int64_t items, floa
   for (std::int64_t first = 0; first < items; first += chunk) {
     kernel.first_item = first;
     kernel.items = static_cast<int>(std::min(chunk, items - first));
-    backward_pass::launch_backward_ordered(kernel, static_cast<int>(p.head_dim), p.device.index,
-                                           call.stream);
+    backward_pass::launch_backward(kernel, static_cast<int>(p.head_dim), true, p.device.index,
+                                   call.stream);
     if (p.t_k > 0) {
       const auto add = p.head_dim == 576 ? core::cuda::launch_ordered_sum<576>
                                          : core::cuda::launch_ordered_sum<512>;

@@ -9,12 +9,12 @@
 
 namespace flashdsa::attention::sm90::backward_pass {
 
-// Sizes of the backward kernel of the ordered modes and of repairs. A chunk is 64 rows (heads or
-// keys) of 64 channels: 128 bytes a row, in the 128-byte swizzle of core/cuda/wgmma.cuh.
+// Sizes of the backward kernel. A chunk is 64 rows (heads or keys) of 64 channels: 128 bytes a row,
+// in the 128-byte swizzle of core/cuda/wgmma.cuh.
 //
 // kOrdered: grad_kv rows of every slot are stored instead of added up. kRepair: the pass after the
-// main one, which adds what grad_kv of the flagged items lacks; without kOrdered it follows another
-// kernel. kGroups: items are those of groups.h, up to eight tokens of at most 32 heads.
+// main one, which adds what grad_kv of the flagged items lacks. kGroups: items are those of
+// groups.h, up to eight tokens of at most 32 heads.
 template <int kHeadDimArg, bool kOrderedArg, bool kRepairArg, bool kGroupsArg = false>
 struct Config {
   static constexpr int kHeadDim = kHeadDimArg;
@@ -39,6 +39,10 @@ struct Config {
   // half of it each.
   static constexpr bool kSumsRope = kHeadDim > kValueDim && !kRepair;
   static constexpr int kRope = kValueChunks;
+
+  // Whether the CTAs keep pace where they are asked to. Neighbours of a plan's groups select much
+  // the same keys anyway, and groups differ in length.
+  static constexpr bool kPaces = !kOrdered && !kRepair && !kGroups;
 
   // grad_kv chunks of every tile that warpgroups 0 and 1 make each; warpgroup 2 makes the rest.
   // None lost 4 % at 8192 keys (and wins 20 % at 32768), three lost 3 %.
@@ -76,7 +80,7 @@ struct Config {
   }
 
   static_assert(kHeadDim == 576 || kHeadDim == 512, "the split of grad_q knows these two");
-  static_assert(kOrdered ? !kGroups : kRepair, "what is not ordered, other kernels add up first");
+  static_assert(!(kOrdered && kGroups), "slot rows are those of one query row");
   static_assert(2 * kOwnChunks < kChunks, "warpgroup 2 makes at least the last chunk");
   static_assert(2 * kMathRegisters + kGradKvRegisters + kLoadRegisters == 512,
                 "the warpgroups share the 65536 registers of an SM");
@@ -103,9 +107,9 @@ struct SharedStorage {
   float4 sums[Config::kHeads];
 };
 
-static_assert(sizeof(SharedStorage<Config<576, true, false>>) <= 232448,
+static_assert(sizeof(SharedStorage<Config<576, false, false>>) <= 232448,
               "over the limit of a Hopper SM");
-static_assert(sizeof(SharedStorage<Config<512, true, false>>) <= 232448,
+static_assert(sizeof(SharedStorage<Config<512, false, false>>) <= 232448,
               "over the limit of a Hopper SM");
 
 // An item of groups: rows of several tokens that share a tile.
@@ -169,7 +173,7 @@ struct KernelParams {
 
   int64_t first_item;  // items of this launch: first_item, + 1, ...
   int items;
-  int ctas;             // CTAs, or pairs of them; set by the launch, a constant costs no register
+  int ctas;             // the grid, set by the launch; as a constant operand it costs no register
   int two_head_blocks;  // 0, or 1 when H > 64: item = token << two_head_blocks | head block
   int heads;
   int t_k;

@@ -1,15 +1,14 @@
-// Sparse MLA attention, backward, on Hopper, in a fixed order, and the repairs of all backward
-// kernels: one query row and up to 64 heads an item, or several rows of up to 32 heads that select
-// nearly the same keys.
+// Sparse MLA attention, backward, on Hopper: one query row and up to 64 heads an item, or several
+// rows of up to 32 heads that select nearly the same keys. Rows alone of up to 32 heads have a
+// kernel of their own, ../backward_few_heads, but in the ordered modes and for repairs.
 //
 //   S = scale q k,  P = exp(S - ln(e^lse + e^sink)),  D = sum_c grad_out out = sum_j P dP
 //   dP = grad_out value,  dS = P (dP - D) scale
 //   grad_q = sum_j dS kv[i_j],  grad_kv[i_j] += dS q (+ P grad_out in the first 512 channels)
 //
 // Inputs and outputs: KernelParams in config.h. Slots that hold no key are zero rows with P = 0 and
-// are never added; heads past H are zero rows with P = dS = 0. The ordered kernel stores every
-// slot's row of grad_kv for core/cuda/ordered_sum.h; a repair without an order adds them with
-// atomics.
+// are never added; heads past H are zero rows with P = dS = 0. The default kernel adds rows of
+// grad_kv with vector atomics; the ordered one stores every slot's row for core/cuda/ordered_sum.h.
 //
 // Groups. With Config::kGroups an item is one of groups.h, several tokens: a row of the tile is a
 // token and a head, a slot a key of the item's list or range. What is said below of heads holds for
@@ -23,8 +22,8 @@
 // rope channels. grad_kv has no such lever: only where dP hardly differs between the keys, or one
 // key has all the weight, is the shift seen there. Such items are flagged, and the same kernel
 // runs once more as a repair, over those items alone, with grad_out = 0 and D = the error: so dS is
-// the difference, which it adds to grad_kv (in the ordered mode to the slot's row). The kernels for
-// few and for many heads do likewise and leave the repair to this one.
+// the difference, which it adds to grad_kv (in the ordered mode to the slot's row). The kernel for
+// few heads does likewise and leaves the repair to this one.
 // A pre-pass for the exact D would cost every call S and dP again.
 //
 // Grid: one CTA per SM, items blockIdx.x, + gridDim.x, ...    Tile: 64 heads x 64 keys.
@@ -65,6 +64,7 @@
 #include <cmath>
 
 #include "attention/sm90/backward/config.h"
+#include "core/cuda/pace.cuh"
 #include "core/cuda/ptx.cuh"
 #include "core/cuda/wgmma.cuh"
 
@@ -515,13 +515,16 @@ struct GradQ {
 };
 
 // d += shift * vector of the two heads of this thread, whose channels start at `low` and `high`.
-template <int kCount>
+// In a group a row without keys, whose vector may hold anything, has no shift.
+template <typename Config, int kCount>
 __device__ __forceinline__ void shift_heads(float (&d)[kCount], const __nv_bfloat16* low,
                                             const __nv_bfloat16* high, float shift0, float shift1) {
+  const uint32_t keep0 = Config::kGroups && shift0 == 0.0f ? 0 : kAllLanes;
+  const uint32_t keep1 = Config::kGroups && shift1 == 0.0f ? 0 : kAllLanes;
 #pragma unroll
   for (int i = 0; i < kCount / 4; ++i) {
-    const uint32_t a = __ldg(reinterpret_cast<const uint32_t*>(low + 8 * i));
-    const uint32_t b = __ldg(reinterpret_cast<const uint32_t*>(high + 8 * i));
+    const uint32_t a = __ldg(reinterpret_cast<const uint32_t*>(low + 8 * i)) & keep0;
+    const uint32_t b = __ldg(reinterpret_cast<const uint32_t*>(high + 8 * i)) & keep1;
     d[4 * i] = fmaf(shift0, low_bf16(a), d[4 * i]);
     d[4 * i + 1] = fmaf(shift0, high_bf16(a), d[4 * i + 1]);
     d[4 * i + 2] = fmaf(shift1, low_bf16(b), d[4 * i + 2]);
@@ -846,7 +849,7 @@ struct Math {
     const __nv_bfloat16* low = out_of<Config>(p, item, min(head0, last)) + 2 * (thread & 3);
     const __nv_bfloat16* high = out_of<Config>(p, item, min(head0 + 8, last)) + 2 * (thread & 3);
     const auto shift = [&](auto& d, int channel) {
-      shift_heads(d, low + channel, high + channel, shift0, shift1);
+      shift_heads<Config>(d, low + channel, high + channel, shift0, shift1);
     };
     shift(grad_q.first, kChunk0 * 64);
     if constexpr (Config::kHasMiddle) shift(grad_q.middle, Config::kMiddle * 64 + kGroup * 32);
@@ -977,8 +980,10 @@ __device__ __forceinline__ void run_loads(const KernelParams& p, SharedStorage<C
   const uint32_t keys = shared_address(shared.keys) + chunk_offset(row, piece);
   const uint8_t* kv = reinterpret_cast<const uint8_t*>(p.kv) + piece * 16;
   uint32_t tile_parity = 1, item_parity = 1;  // of the phase before this tile, this item
+  uint32_t* const places = Config::kPaces ? p.places : nullptr;
   for (int index = blockIdx.x; index < item_count<Config>(p); index += p.ctas) {
     const Item item = next_item<Config>(p, index);
+    keep_pace(places, index, row < 4);
     if (item.extent == 0) continue;
     const int tiles = tiles_of(item);
     barrier_wait(&shared.key_area_free, item_parity);
@@ -1010,6 +1015,7 @@ __device__ __forceinline__ void run_loads(const KernelParams& p, SharedStorage<C
     }
     item_parity ^= 1;
   }
+  leave_pace(places, row < 4);
 }
 
 // ------------------------------------------------------------------------------ kernel

@@ -19,31 +19,34 @@ void launch(KernelParams params, int device, cudaStream_t stream) {
   check_launch(kName, grid, Sizes::kThreads, kSharedBytes);
 }
 
-template <int kHeadDim>
-void launch_both_passes(const KernelParams& params, int device, cudaStream_t stream) {
-  launch<Config<kHeadDim, true, false>>(params, device, stream);
-  launch<Config<kHeadDim, true, true>>(params, device, stream);
+template <int kHeadDim, bool kOrdered, bool kGroups = false>
+void launch_passes(const KernelParams& params, int device, cudaStream_t stream) {
+  launch<Config<kHeadDim, kOrdered, false, kGroups>>(params, device, stream);
+  launch<Config<kHeadDim, kOrdered, true, kGroups>>(params, device, stream);
 }
 
 }  // namespace
 
 int resident_ctas(int device) { return multiprocessors(device); }
 
-void launch_backward_ordered(const KernelParams& params, int head_dim, int device,
-                             cudaStream_t stream) {
-  (head_dim == 576 ? launch_both_passes<576> : launch_both_passes<512>)(params, device, stream);
+void launch_backward(const KernelParams& params, int head_dim, bool ordered, int device,
+                     cudaStream_t stream) {
+  const auto run = head_dim == 576
+                       ? (ordered ? launch_passes<576, true> : launch_passes<576, false>)
+                       : (ordered ? launch_passes<512, true> : launch_passes<512, false>);
+  run(params, device, stream);
+}
+
+void launch_backward_groups(const KernelParams& params, int head_dim, int device,
+                            cudaStream_t stream) {
+  const auto run =
+      head_dim == 576 ? launch_passes<576, false, true> : launch_passes<512, false, true>;
+  run(params, device, stream);
 }
 
 void launch_repair(const KernelParams& params, int head_dim, int device, cudaStream_t stream) {
   const auto run =
       head_dim == 576 ? launch<Config<576, false, true>> : launch<Config<512, false, true>>;
-  run(params, device, stream);
-}
-
-void launch_repair_groups(const KernelParams& params, int head_dim, int device,
-                          cudaStream_t stream) {
-  const auto run = head_dim == 576 ? launch<Config<576, false, true, true>>
-                                   : launch<Config<512, false, true, true>>;
   run(params, device, stream);
 }
 

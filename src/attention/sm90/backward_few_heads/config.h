@@ -48,9 +48,6 @@ struct Config {
   static constexpr bool kOrdered = false;
   static constexpr bool kRepair = false;
 
-  // What make_ds asks for: no key of an item is another row's.
-  static constexpr bool kGroups = false;
-
   static_assert(kHeadDim == 576 || kHeadDim == 512, "SPEC's two latents");
   static_assert(kColumns == 8 || kColumns == 16 || kColumns == kMostHeads, "sizes of a product");
   static_assert(kProducerRegisters + kScorers * kScoreRegisters + kGradQRegisters <=

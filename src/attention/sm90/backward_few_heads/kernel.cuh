@@ -177,12 +177,11 @@ __device__ __forceinline__ void produce(const KernelParams& p, SharedStorage<Con
   const int thread = threadIdx.x & 127, row = thread >> 3, piece = thread & 7;
   const uint32_t keys = shared_address(shared.keys) + chunk_offset(row, piece);
   const uint8_t* kv = reinterpret_cast<const uint8_t*>(p.kv) + piece * 16;
-  uint32_t n = 0, items = 0, passed = 0;
-  Item item;
-  for (int index = blockIdx.x; find_item(p, index, item); index += p.ctas, ++items) {
-    const uint32_t place = index - blockIdx.x;
-    keep_pace(p.places, threadIdx.x < 32, place, place - passed);
-    passed = place;
+  uint32_t n = 0, items = 0;
+  for (int index = blockIdx.x; index < item_count(p); index += p.ctas) {
+    keep_pace(p.places, index, threadIdx.x < 32);
+    const Item item = item_at(p, index);
+    if (item.extent == 0) continue;
     const int32_t* slots = slots_of(p, item);
     const int tiles = tiles_of<Config>(item);
     int next[4];  // keys of the coming tile, -1 for none
@@ -216,8 +215,9 @@ __device__ __forceinline__ void produce(const KernelParams& p, SharedStorage<Con
         load_query(p, shared, item, place, opaque(thread));
       }
     }
+    ++items;
   }
-  keep_pace(p.places, threadIdx.x < 32, 0, item_count(p) - passed);
+  leave_pace(p.places, threadIdx.x < 32);
 }
 
 // ------------------------------------------------------------------------------ scores, grad_kv
@@ -311,11 +311,7 @@ __device__ __forceinline__ void make_ds(const float (&dp)[Config::kColumns / 2],
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const float p0 = low_bf16(p[at][e]), p1 = high_bf16(p[at][e]);
-        float u0 = dp[4 * at + 2 * e] - mean.x, u1 = dp[4 * at + 2 * e + 1] - mean.y;
-        if constexpr (Config::kGroups) {
-          if (backward_pass::is_no_pair(p0)) u0 = 0.0f;
-          if (backward_pass::is_no_pair(p1)) u1 = 0.0f;
-        }
+        const float u0 = dp[4 * at + 2 * e] - mean.x, u1 = dp[4 * at + 2 * e + 1] - mean.y;
         const float pu0 = p0 * u0, pu1 = p1 * u1;
         sum[0][2 * i] += p0;
         sum[0][2 * i + 1] += p1;
