@@ -630,17 +630,20 @@ struct Math {
     }
   }
 
-  // P -> shared memory. Heads that do not exist, whose lse is +inf, have P = 0 whatever keys hold.
+  // P -> shared memory. Heads that do not exist, whose lse is +inf, have P = 0 whatever keys hold,
+  // in a group kNoPair.
   static __device__ __forceinline__ void store_p(Storage& shared, const float (&s)[32], float lse0,
                                                  float lse1, int offset) {
     const uint32_t mask0 = lse0 == INFINITY ? 0 : kAllLanes;
     const uint32_t mask1 = lse1 == INFINITY ? 0 : kAllLanes;
+    const uint32_t none0 = Config::kGroups ? ~mask0 & 0x80008000 : 0;
+    const uint32_t none1 = Config::kGroups ? ~mask1 & 0x80008000 : 0;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const float* v = s + 8 * j;
-      stmatrix_x4(shared_address(shared.p) + (offset ^ j * 32), pack_bf16(v[0], v[1]) & mask0,
-                  pack_bf16(v[2], v[3]) & mask1, pack_bf16(v[4], v[5]) & mask0,
-                  pack_bf16(v[6], v[7]) & mask1);
+      stmatrix_x4(shared_address(shared.p) + (offset ^ j * 32),
+                  (pack_bf16(v[0], v[1]) & mask0) | none0, (pack_bf16(v[2], v[3]) & mask1) | none1,
+                  (pack_bf16(v[4], v[5]) & mask0) | none0, (pack_bf16(v[6], v[7]) & mask1) | none1);
     }
   }
 
