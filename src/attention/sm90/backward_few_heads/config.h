@@ -33,7 +33,7 @@ struct Config {
   // Eight heads of dS and eight of P make one product of grad_kv; the rope channels, which grad_out
   // does not have, meet a block of zeros.
   static constexpr bool kPairs = kColumns == 8;
-  static constexpr int kGradOutBlocks = kPairs ? kBlocks : kValueBlocks;
+  static constexpr int kVectorBlocks = kBlocks + (kPairs ? kBlocks : kValueBlocks);
 
   // The block of the rope channels, over which sum P k is made; out is that of the others.
   static constexpr bool kSumsRope = kHeadDim > kValueDim;
@@ -59,10 +59,8 @@ struct Config {
 
 template <typename Config>
 struct SharedStorage {
-  // [block][head]
-  alignas(1024) uint8_t q[Config::kQueries][Config::kBlocks * Config::kQueryBlockBytes];
-  alignas(
-      1024) uint8_t grad_out[Config::kQueries][Config::kGradOutBlocks * Config::kQueryBlockBytes];
+  // [block][q, grad_out][head]: one product makes S and dP of a block.
+  alignas(1024) uint8_t vectors[Config::kQueries][Config::kVectorBlocks * Config::kQueryBlockBytes];
   alignas(1024) uint8_t keys[Config::kStages][Config::kBlocks * Config::kBlockBytes];
   alignas(1024) uint8_t p[Config::kQueryBlockBytes];   // [head][key], swizzled
   alignas(1024) uint8_t ds[Config::kQueryBlockBytes];  // [head][key], swizzled

@@ -11,7 +11,7 @@
 // for the repair, as the head of backward/kernel.cuh tells; the repair is that kernel's.
 //
 // Two numbers of a tile: 64 keys x 2304 bytes are added to grad_kv, which takes an SM 9216 cycles
-// at 16 bytes a cycle; all reads of keys from shared memory take 1664. So the adds must never
+// at 16 bytes a cycle; all reads of keys from shared memory take 1152. So the adds must never
 // pause, and everything else has to stay out of their way.
 //
 // Grid: one CTA per SM, items blockIdx.x, + gridDim.x, ...    Tile: 64 keys x 8, 16 or 32 heads.
@@ -141,7 +141,8 @@ __device__ __forceinline__ int place_of(uint32_t n) { return static_cast<int>(n 
 
 // ------------------------------------------------------------------------------ producer
 
-// This thread's piece of `kBlocks` blocks of the heads' rows; rows past `heads` are zeros.
+// This thread's piece of `kBlocks` blocks of the heads' rows, into every second of the shared
+// blocks; rows past `heads` are zeros.
 template <typename Config, int kBlocks>
 __device__ __forceinline__ void load_heads(uint32_t to, const __nv_bfloat16* from,
                                            int64_t head_stride, int heads, int row) {
@@ -151,7 +152,7 @@ __device__ __forceinline__ void load_heads(uint32_t to, const __nv_bfloat16* fro
     const __nv_bfloat16* source = exists ? from + head * head_stride : from;
 #pragma unroll 1
     for (int block = 0; block < kBlocks; ++block) {
-      cp_async_16(to + opaque((head - row) * 128 + block * Config::kQueryBlockBytes),
+      cp_async_16(to + opaque((head - row) * 128 + block * 2 * Config::kQueryBlockBytes),
                   source + block * 64, exists ? 16 : 0);
     }
   }
@@ -161,12 +162,12 @@ template <typename Config>
 __device__ __forceinline__ void load_query(const KernelParams& p, SharedStorage<Config>& shared,
                                            const Item& item, int place, int thread) {
   const int row = thread >> 3, piece = thread & 7;
-  const uint32_t offset = chunk_offset(row, piece);  // rows row + 16 i have the same swizzle
-  load_heads<Config, Config::kBlocks>(shared_address(shared.q[place]) + offset,
-                                      p.q + row_of(p, item) * p.q_row_stride + piece * 8,
+  // Rows row + 16 i have the same swizzle.
+  const uint32_t q = shared_address(shared.vectors[place]) + chunk_offset(row, piece);
+  load_heads<Config, Config::kBlocks>(q, p.q + row_of(p, item) * p.q_row_stride + piece * 8,
                                       p.q_head_stride, p.heads, row);
   load_heads<Config, Config::kValueBlocks>(
-      shared_address(shared.grad_out[place]) + offset,
+      q + Config::kQueryBlockBytes,
       p.grad_out + row_of(p, item) * p.grad_out_row_stride + piece * 8, p.grad_out_head_stride,
       p.heads, row);
   barrier_arrive_cp_async(&shared.query_full[place]);
@@ -227,27 +228,42 @@ __device__ __forceinline__ void produce(const KernelParams& p, SharedStorage<Con
 template <typename Config>
 using Pairs = uint32_t[Config::kColumns / 8][2];
 
-// Issues S^T and dP^T of a tile. Side by side: their descriptors of keys are the same, and to keep
-// all those of S for dP would take 64 registers.
+// S^T and dP^T of a tile, side by side in one product: so every key is read once for both.
 template <typename Config>
-__device__ __forceinline__ void issue_scores(SharedStorage<Config>& shared, int stage, int place,
-                                             float (&s)[Config::kColumns / 2],
-                                             float (&dp)[Config::kColumns / 2]) {
+__device__ __forceinline__ void make_scores(SharedStorage<Config>& shared, int stage, int place,
+                                            float (&s)[Config::kColumns / 2],
+                                            float (&dp)[Config::kColumns / 2]) {
+  constexpr int kHalf = Config::kColumns / 2;
+  // Blocks that grad_out has, or zeros in its place. What is left is the rope block of S, which is
+  // summed apart: products of two sizes cannot share accumulators.
+  constexpr int kBoth = Config::kVectorBlocks / 2;
   const uint32_t keys = shared_address(shared.keys[stage]);
-  const uint32_t q = shared_address(shared.q[place]);
-  const uint32_t grad_out = shared_address(shared.grad_out[place]);
+  const uint32_t vectors = shared_address(shared.vectors[place]);
+  float both[2 * kHalf], rest[kHalf];
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < Config::kBlocks * 4; ++i) {
+  for (int i = kBoth * 4; i < Config::kBlocks * 4; ++i) {
     const int block = i >> 2, step = (i & 3) * 32;
-    const uint32_t heads = block * Config::kQueryBlockBytes + step;
-    const uint64_t a = rows_operand(keys + block * Config::kBlockBytes + step);
-    Wgmma<Config::kColumns>::shared(s, a, rows_operand(q + heads), i != 0);
-    if (block < Config::kValueBlocks) {
-      Wgmma<Config::kColumns>::shared(dp, a, rows_operand(grad_out + heads), i != 0);
-    }
+    Wgmma<Config::kColumns>::shared(
+        rest, rows_operand(keys + block * Config::kBlockBytes + step),
+        rows_operand(vectors + block * 2 * Config::kQueryBlockBytes + step), i != kBoth * 4);
+  }
+#pragma unroll
+  for (int i = 0; i < kBoth * 4; ++i) {
+    const int block = i >> 2, step = (i & 3) * 32;
+    Wgmma<2 * Config::kColumns>::shared(
+        both, rows_operand(keys + block * Config::kBlockBytes + step),
+        rows_operand(vectors + block * 2 * Config::kQueryBlockBytes + step), i != 0);
   }
   wgmma_commit();
+  wgmma_wait<0>();
+  wgmma_pin(both);
+  if constexpr (kBoth < Config::kBlocks) wgmma_pin(rest);
+#pragma unroll
+  for (int i = 0; i < kHalf; ++i) {
+    s[i] = kBoth < Config::kBlocks ? both[i] + rest[i] : both[i];
+    dp[i] = both[kHalf + i];
+  }
 }
 
 // S -> P, as it is multiplied. Heads that do not exist, whose lse is +inf, have P = 0 whatever keys
@@ -353,9 +369,8 @@ template <typename Config>
 __device__ __forceinline__ void grad_kv_products(SharedStorage<Config>& shared, float (&d)[32],
                                                  const Pairs<Config>& p, const Pairs<Config>& ds,
                                                  int place, int block) {
-  const uint32_t offset = block * Config::kQueryBlockBytes;
-  const uint32_t q = shared_address(shared.q[place]) + offset;
-  const uint32_t grad_out = shared_address(shared.grad_out[place]) + offset;
+  const uint32_t q = shared_address(shared.vectors[place]) + block * 2 * Config::kQueryBlockBytes;
+  const uint32_t grad_out = q + Config::kQueryBlockBytes;
   wgmma_fence();
   if constexpr (Config::kPairs) {
     const uint32_t a[4] = {ds[0][0], ds[0][1], p[0][0], p[0][1]};
@@ -392,12 +407,9 @@ __device__ __forceinline__ void make_weights(const KernelParams& p, SharedStorag
   float s[Config::kColumns / 2], dp[Config::kColumns / 2];
   barrier_wait(&shared.key_full[number % Config::kScorers], number / Config::kScorers & 1);
   fence_async_shared();
-  issue_scores(shared, stage_of<Config>(number), query_place<Config>(items), s, dp);
+  make_scores(shared, stage_of<Config>(number), query_place<Config>(items), s, dp);
   const bool first = __shfl_sync(kAllLanes, key, lane >> 2) >= 0;
   const bool second = __shfl_sync(kAllLanes, key, 8 + (lane >> 2)) >= 0;
-  wgmma_wait<0>();
-  wgmma_pin(s);
-  wgmma_pin(dp);
   softmax<Config>(s, shared.lse_log2[place_of(items)], p.softmax_scale * kLog2E, first, second,
                   weights, lane);
   const bool begins = tile < Config::kScorers;
@@ -691,11 +703,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   extern __shared__ __align__(1024) uint8_t bytes[];
   auto& shared = *reinterpret_cast<SharedStorage<Config>*>(bytes);
   if (threadIdx.x == 0) init_barriers(shared);
-  if constexpr (Config::kGradOutBlocks > Config::kValueBlocks) {
-    for (auto& grad_out : shared.grad_out) {
+  if constexpr (Config::kPairs && Config::kSumsRope) {  // what grad_out lacks
+    for (auto& vectors : shared.vectors) {
       auto* zeros =
-          reinterpret_cast<uint32_t*>(grad_out + Config::kValueBlocks * Config::kQueryBlockBytes);
-      if (threadIdx.x < Config::kQueryBlockBytes / 4) zeros[threadIdx.x] = 0;
+          reinterpret_cast<uint32_t*>(vectors + (2 * Config::kRope + 1) * Config::kQueryBlockBytes);
+      for (int i = threadIdx.x; i < Config::kQueryBlockBytes / 4; i += Config::kThreads) {
+        zeros[i] = 0;
+      }
     }
     fence_async_shared();
   }
