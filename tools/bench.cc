@@ -393,8 +393,9 @@ void add_work_options(CLI::App& command, BenchArgs& args) {
     return command.add_option(name, target, help)->delimiter(',')->type_name("NAME,...");
   };
   list("--op", args.operations,
-       "Operations: metadata, topk, indexer_backward, compact, plan, forward, backward, step; "
-       "default: all but indexer_backward, plan and step")
+       "Operations: metadata, topk, indexer_backward, compact, plan, forward, backward, "
+       "backward_deterministic, step; "
+       "default: all but indexer_backward, plan, backward_deterministic and step")
       ->each([&args](const std::string&) { args.explicit_operations = true; });
   list("--workload", args.workloads, "Workloads by name; default random,drift90,sft4k");
   command.add_option("--text", args.texts, "Text files of workload text")->type_name("FILE");

@@ -18,8 +18,9 @@ namespace {
 
 constexpr std::int64_t kValueDim = 512;
 constexpr std::int64_t kIndexDim = 128;
-constexpr std::array<std::string_view, 8> kNames = {
-    "metadata", "topk", "indexer_backward", "compact", "plan", "forward", "backward", "step"};
+constexpr std::array<std::string_view, 9> kNames = {
+    "metadata", "topk",     "indexer_backward",       "compact", "plan",
+    "forward",  "backward", "backward_deterministic", "step"};
 constexpr std::array<std::string_view, 3> kPlanUses = {"none", "reused", "built"};
 
 double bytes_of(std::initializer_list<const Tensor*> tensors) {
@@ -406,6 +407,16 @@ Operation make_backward(const PlacedWorkload& workload, const AttentionCalls& ca
   return operation;
 }
 
+Operation make_backward_deterministic(const PlacedWorkload& workload, const Runtime& chosen) {
+  Operation operation = make_backward(workload, {}, PlanUse::kNone, chosen);
+  operation.run = [run = operation.run](const Runtime& runtime) {
+    Runtime ordered = runtime;
+    ordered.mode = Mode::kDeterministic;
+    run(ordered);
+  };
+  return operation;
+}
+
 // Metadata, selection, forward and backward in order, each on the results of the one before.
 Operation make_step(const PlacedWorkload& workload, const Runtime& chosen) {
   const SelectionTensors selection = allocate_selection(workload.placed, chosen);
@@ -480,6 +491,7 @@ Operation make_operation(std::string_view name, const PlacedWorkload& workload,
   if (name == "plan") return make_plan(workload, runtime);
   if (name == "forward") return make_forward(workload, calls, plan, runtime);
   if (name == "backward") return make_backward(workload, calls, plan, runtime);
+  if (name == "backward_deterministic") return make_backward_deterministic(workload, runtime);
   if (name == "step") return make_step(workload, runtime);
   throw Error(ErrorCode::kInternal,
               fmt::format("{}:{}: there is no operation {}", __FILE__, __LINE__, name));

@@ -32,9 +32,10 @@ class Everywhere(BenchTest):
     def test_rows_of_a_full_workload(self):
         """6 rows, 16 of 64 keys each, 4 heads, 2 indexer heads."""
         options = ("--t-q", "6", "--t-k", "64", "--op",
-                   "topk,indexer_backward,compact,forward,backward")
+                   "topk,indexer_backward,compact,forward,backward,backward_deterministic")
         rows = self.rows(*options, "--commit", "abc", "--threads", "1")
-        self.assertEqual(list(rows), ["topk", "indexer_backward", "compact", "forward", "backward"])
+        self.assertEqual(list(rows), ["topk", "indexer_backward", "compact", "forward", "backward",
+                                      "backward_deterministic"])
         for row in rows.values():
             self.assertEqual(list(row), FIELDS)
             self.assertEqual((row["t_q"], row["t_k"], row["heads"], row["topk"], row["threads"]),
@@ -50,7 +51,8 @@ class Everywhere(BenchTest):
         self.assert_flop(rows["topk"], 2 * 2 * 128 * 6 * 64)
         self.assert_flop(rows["indexer_backward"], 6 * 2 * 128 * picks)
         self.assert_flop(rows["forward"], 2 * 4 * picks * (576 + 512))
-        self.assert_flop(rows["backward"], 2 * 4 * picks * (3 * 576 + 2 * 512))
+        for op in "backward", "backward_deterministic":
+            self.assert_flop(rows[op], 2 * 4 * picks * (3 * 576 + 2 * 512))
         compact, forward = rows["compact"], rows["forward"]
         self.assertEqual((compact["tflops"], compact["ceiling_share"]), (None, None))
         if forward["peak_tflops"] is not None:
