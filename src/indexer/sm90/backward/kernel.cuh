@@ -27,12 +27,13 @@
 // 256 / 512 / 1024, barriers and extents 104; rounded up to 1024: 64512 / 76800 / 101376.
 //
 // Barriers of a walker (W) and its loading warp (L)
-//   key_full[s]     32 lanes + their cp.async   W waits, parity 0   the tile and its slots are
-//   there key_empty[s]    128 threads of W            L waits, parity 1   products and adds are
-//   done query_full[s]   32 lanes + their cp.async   W waits, parity 0   q and the extent are there
+//   key_full[s]     32 lanes + their cp.async   W waits, parity 0   the tile, its slots are there
+//   key_empty[s]    128 threads of W            L waits, parity 1   products and adds are done
+//   query_full[s]   32 lanes + their cp.async   W waits, parity 0   q and the extent are there
 //   query_empty[s]  128 threads of W            L waits, parity 1   the row is done
 //   row_end         128 threads of W            W waits, parity 0   three times a row: nobody reads
-//                                               dS; grad_q and grad_w are there; they are read
+//                                                                   dS; grad_q and grad_w are
+//                                                                   there; they are read
 // Named barrier 1 + walker: dS of the tile is in shared memory. There are two dS, so that a warp
 // that is ahead leaves that alone which others still multiply.
 //
