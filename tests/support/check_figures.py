@@ -33,14 +33,19 @@ def _figure(part: int) -> Callable[[Row], Optional[float]]:
     return value
 
 
+def _per_token(row: Row) -> Optional[float]:
+    return 1e3 * row["median_ms"] / row["t_q"] if row.get("t_q") else None
+
+
 # What a column's title says of a row: words that are equal to a field,
 WORDS = {"operation": "op", "workload": "workload", "regime": "regime", "plan": "plan"}
 # or a number,
 NUMBERS = {
-    "H": _field("heads"), "T_q": _field("t_q"), "K": _field("topk"), "T_k": _field("t_k"),
-    "threads": _field("threads"),
+    "H": _field("heads"), "H_index": _field("index_heads"), "T_q": _field("t_q"),
+    "K": _field("topk"), "T_k": _field("t_k"), "threads": _field("threads"),
     "median, ms": _field("median_ms"), "median": _field("median_ms"),
     "p10, ms": _field("p10_ms"), "p90, ms": _field("p90_ms"),
+    "us a token": _per_token,
     "TFLOP/s": _field("tflops"), "GFLOP/s": _field("tflops", 1e3),
     "GB/s": _field("bytes_per_s", 1e-9), "share of the peak": _field("ceiling_share", 100),
     "scratch, bytes": _field("scratch_bytes"), "scratch": _field("scratch_bytes", 2**-20),

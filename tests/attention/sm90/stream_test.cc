@@ -178,22 +178,11 @@ TEST_F(AttentionOnDevice, UnalignedInputsAreAsynchronous) {
 }
 
 TEST_F(AttentionOnDevice, AllocatorWithoutMemoryIsAMemoryError) {
-  ArenaAllocator arena(64);
   const DeviceAttention device(problem_of(40, 8, 310), stream());
-  Runtime on = runtime();
-  on.allocator = &arena;
-  const auto expect_memory_error = [&](const auto& call) {
-    try {
-      call();
-      ADD_FAILURE() << "no error";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::kMemory);
-      EXPECT_EQ(std::string(error.what()).find("scratch: expected "), 0u) << error.what();
-      EXPECT_NE(std::string(error.what()).find(" bytes on cuda:0, got none"), std::string::npos);
-    }
-  };
-  expect_memory_error([&] { attention_forward(device.forward(), on); });
-  expect_memory_error([&] { attention_backward(device.backward(), on); });
+  expect_memory_error(runtime(),
+                      [&](const Runtime& on) { attention_forward(device.forward(), on); });
+  expect_memory_error(runtime(),
+                      [&](const Runtime& on) { attention_backward(device.backward(), on); });
 }
 
 TEST_F(AttentionOnDevice, AutoTakesTheDevice) {
@@ -228,19 +217,12 @@ TEST_F(AttentionOnDevice, InputsMayBeFreedBehindTheCall) {
 
 TEST_F(AttentionOnDevice, CheckingIsRefusedDuringCapture) {
   const DeviceAttention device(problem_of(5, 8, 313), stream());
-  Runtime checking = runtime();
-  checking.check = true;
-  constexpr auto kSentence =
-      ": check must be off while the stream is captured, because it waits for the device, got on";
-  const CapturedGraph graph(stream(), [&] {
-    expect_error([&] { attention_forward(device.forward(), checking); }, ErrorCode::kValue,
-                 std::string("attention_forward") + kSentence);
-    expect_error([&] { attention_backward(device.backward(), checking); }, ErrorCode::kValue,
-                 std::string("attention_backward") + kSentence);
-    device.run(runtime());  // the capture goes on
+  expect_check_refused_in_capture("attention_forward", runtime(), [&](const Runtime& on) {
+    attention_forward(device.forward(), on);
   });
-  graph.replay();
-  stream().wait();
+  expect_check_refused_in_capture("attention_backward", runtime(), [&](const Runtime& on) {
+    attention_backward(device.backward(), on);
+  });
 }
 
 TEST_F(AttentionOnDevice, TensorsOfTwoDevicesAreRefused) {

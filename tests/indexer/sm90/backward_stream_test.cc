@@ -52,12 +52,6 @@ class DeviceGradients {
 
 class IndexerBackwardOnDevice : public DeviceTest {
  protected:
-  Runtime runtime_in(Mode mode) const {
-    Runtime on = runtime();
-    on.mode = mode;
-    return on;
-  }
-
   void expect_result(const ScoreGradientProblem& problem, const ScoreGradients& got) const {
     EXPECT_TRUE(same_gradient_bits(
         got, run_score_gradients(problem, reference_runtime(), got.grad_index_k.dtype())));
@@ -81,9 +75,9 @@ TEST_F(IndexerBackwardOnDevice, GraphGivesTheBitsOfTheCall) {
       const ScoreGradientProblem first = problem_of(20, heads, 341);
       const ScoreGradientProblem second = problem_of(20, heads, 342);
       DeviceGradients device(first, stream());
-      device.run(runtime_in(mode));  // loads the kernels
+      device.run(runtime(mode));  // loads the kernels
       stream().wait();
-      const CapturedGraph graph(stream(), [&] { device.run(runtime_in(mode)); });
+      const CapturedGraph graph(stream(), [&] { device.run(runtime(mode)); });
       for (const ScoreGradientProblem* problem : {&first, &second}) {
         device.upload(*problem);
         graph.replay();
@@ -97,7 +91,7 @@ TEST_F(IndexerBackwardOnDevice, GraphGivesTheBitsOfTheCall) {
 TEST_F(IndexerBackwardOnDevice, GraphSurvivesChurnedMemoryAndOtherShapes) {
   const ScoreGradientProblem problem = problem_of(20, 8, 343), larger = problem_of(60, 8, 344);
   DeviceGradients device(problem, stream());
-  const Runtime on = runtime_in(Mode::kDeterministic);
+  const Runtime on = runtime(Mode::kDeterministic);
   device.run(on);
   stream().wait();
   const CapturedGraph graph(stream(), [&] { device.run(on); });
@@ -115,7 +109,7 @@ TEST_F(IndexerBackwardOnDevice, TwoStreamsGiveTheBitsOfOne) {
   const ScoreGradientProblem problem = random_score_gradients({600, 700, 32, 200}, 345);
   const ScoreGradientProblem busy = problem_of(150, 64, 346);
   DeviceGradients first(problem, stream()), second(busy, other);
-  const Runtime on = runtime_in(Mode::kDeterministic);
+  const Runtime on = runtime(Mode::kDeterministic);
   Runtime on_other = runtime();
   on_other.stream = other;
   const ScoreGradients want = run_score_gradients(problem, on);
@@ -143,7 +137,7 @@ TEST_F(IndexerBackwardOnDevice, RowsDoNotDependOnTheirNumber) {
 TEST_F(IndexerBackwardOnDevice, IsAsynchronous) {
   for (const Mode mode : kModes) {
     const DeviceGradients device(problem_of(150, 8, 348), stream());
-    expect_asynchronous(runtime_in(mode), [&](const Runtime& on) { device.run(on); });
+    expect_asynchronous(runtime(mode), [&](const Runtime& on) { device.run(on); });
   }
 }
 
@@ -167,18 +161,9 @@ TEST_F(IndexerBackwardOnDevice, AlignedFloat32SumsNeedNoScratch) {
 TEST_F(IndexerBackwardOnDevice, AllocatorWithoutMemoryIsAMemoryErrorThatWritesNothing) {
   for (const DType keys : {DType::kBFloat16, DType::kFloat32}) {
     const ScoreGradientProblem problem = problem_of(20, 8, 351);
-    ArenaAllocator arena(64);
     DeviceGradients device(problem, stream(), keys);
     device.upload(problem);
-    Runtime on = runtime_in(Mode::kDeterministic);
-    on.allocator = &arena;
-    try {
-      device.run(on);
-      ADD_FAILURE() << "no error";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::kMemory);
-      EXPECT_EQ(std::string(error.what()).find("scratch: expected "), 0u) << error.what();
-    }
+    expect_memory_error(runtime(Mode::kDeterministic), [&](const Runtime& on) { device.run(on); });
     const ScoreGradients& got = device.download();
     for (const HostTensor* tensor :
          {&got.grad_index_q, &got.grad_index_k, &got.grad_head_weights}) {
@@ -200,16 +185,8 @@ TEST_F(IndexerBackwardOnDevice, AutoTakesTheDevice) {
 TEST_F(IndexerBackwardOnDevice, CheckingIsRefusedDuringCapture) {
   const DeviceGradients device(problem_of(20, 8, 353), stream());
   device.run(runtime());
-  Runtime checking = runtime();
-  checking.check = true;
-  const CapturedGraph graph(stream(), [&] {
-    expect_error([&] { device.run(checking); }, ErrorCode::kValue,
-                 "indexer_backward: check must be off while the stream is captured, because it "
-                 "waits for the device, got on");
-    device.run(runtime());  // the capture goes on
-  });
-  graph.replay();
-  stream().wait();
+  expect_check_refused_in_capture("indexer_backward", runtime(),
+                                  [&](const Runtime& on) { device.run(on); });
 }
 
 TEST_F(IndexerBackwardOnDevice, TensorsOfTwoDevicesAreRefused) {

@@ -178,17 +178,8 @@ TEST_F(TopKOnDevice, LongContextStaysWithinTheDefaultBudget) {
 }
 
 TEST_F(TopKOnDevice, AllocatorWithoutMemoryIsAMemoryError) {
-  ArenaAllocator arena(64);
   const DeviceTopk device(problem_of(20, 8, 330), stream());
-  Runtime on = runtime();
-  on.allocator = &arena;
-  try {
-    device.run(on);
-    ADD_FAILURE() << "no error";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kMemory);
-    EXPECT_EQ(std::string(error.what()).find("scratch: expected "), 0u) << error.what();
-  }
+  expect_memory_error(runtime(), [&](const Runtime& on) { device.run(on); });
 }
 
 TEST_F(TopKOnDevice, AutoTakesTheDevice) {
@@ -203,16 +194,8 @@ TEST_F(TopKOnDevice, AutoTakesTheDevice) {
 TEST_F(TopKOnDevice, CheckingIsRefusedDuringCapture) {
   const DeviceTopk device(problem_of(20, 8, 332), stream());
   device.run(runtime());
-  Runtime checking = runtime();
-  checking.check = true;
-  const CapturedGraph graph(stream(), [&] {
-    expect_error([&] { device.run(checking); }, ErrorCode::kValue,
-                 "indexer_topk: check must be off while the stream is captured, because it waits "
-                 "for the device, got on");
-    device.run(runtime());  // the capture goes on
-  });
-  graph.replay();
-  stream().wait();
+  expect_check_refused_in_capture("indexer_topk", runtime(),
+                                  [&](const Runtime& on) { device.run(on); });
 }
 
 TEST_F(TopKOnDevice, TensorsOfTwoDevicesAreRefused) {

@@ -97,16 +97,8 @@ TEST_F(CompactAndSortOnDevice, IsAsynchronous) {
 TEST_F(CompactAndSortOnDevice, CheckingIsRefusedDuringCapture) {
   const DeviceRows rows(random_indices(3, 8, 346), stream());
   rows.run(runtime());
-  Runtime checking = runtime();
-  checking.check = true;
-  const CapturedGraph graph(stream(), [&] {
-    expect_error([&] { rows.run(checking); }, ErrorCode::kValue,
-                 "compact_and_sort: check must be off while the stream is captured, because it "
-                 "waits for the device, got on");
-    rows.run(runtime());  // the capture goes on
-  });
-  graph.replay();
-  stream().wait();
+  expect_check_refused_in_capture("compact_and_sort", runtime(),
+                                  [&](const Runtime& on) { rows.run(on); });
 }
 
 // Checking reads rows with gaps, and one row that stands for all.

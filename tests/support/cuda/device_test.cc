@@ -94,6 +94,36 @@ void expect_asynchronous(const Runtime& runtime, const std::function<void(const 
   check_cuda(cudaStreamSynchronize(native(runtime.stream)), "a counted call");
 }
 
+void expect_memory_error(const Runtime& runtime, const std::function<void(const Runtime&)>& call) {
+  ArenaAllocator arena(64);
+  Runtime on = runtime;
+  on.allocator = &arena;
+  try {
+    call(on);
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kMemory);
+    const std::string sentence = error.what();
+    EXPECT_EQ(sentence.find("scratch: expected "), 0u) << sentence;
+    EXPECT_NE(sentence.find(" bytes on cuda:0, got none"), std::string::npos) << sentence;
+  }
+}
+
+void expect_check_refused_in_capture(const std::string& operation, const Runtime& runtime,
+                                     const std::function<void(const Runtime&)>& call) {
+  Runtime checking = runtime;
+  checking.check = true;
+  const CapturedGraph graph(runtime.stream, [&] {
+    expect_error([&] { call(checking); }, ErrorCode::kValue,
+                 operation +
+                     ": check must be off while the stream is captured, because it waits "
+                     "for the device, got on");
+    call(runtime);
+  });
+  graph.replay();
+  check_cuda(cudaStreamSynchronize(native(runtime.stream)), "the work of a graph");
+}
+
 void churn_device_memory(Stream stream) {
   std::vector<void*> pieces;
   for (std::size_t bytes = 64; bytes <= (std::size_t{1} << 26); bytes *= 4) {

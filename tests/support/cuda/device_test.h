@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "tests/support/cuda/device_memory.h"
 #include "tests/support/engines.h"
@@ -63,6 +64,14 @@ class HeldStream {
 /// takes device memory that the allocator of its runtime did not give. `runtime`'s stream must be
 /// idle.
 void expect_asynchronous(const Runtime& runtime, const std::function<void(const Runtime&)>& call);
+
+/// A call whose allocator has no memory left is an error that says so.
+void expect_memory_error(const Runtime& runtime, const std::function<void(const Runtime&)>& call);
+
+/// With check on, `call` of the operation is refused while `runtime`'s stream is captured, and the
+/// capture goes on.
+void expect_check_refused_in_capture(const std::string& operation, const Runtime& runtime,
+                                     const std::function<void(const Runtime&)>& call);
 
 /// Takes, spoils and gives back stream-ordered memory of many sizes.
 void churn_device_memory(Stream stream);
