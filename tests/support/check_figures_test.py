@@ -4,11 +4,13 @@ import unittest
 
 import check_figures
 
-ROW = {"op": "topk", "workload": "random", "heads": 8, "median_ms": 1.2345, "tflops": 0.148,
+ROW = {"op": "topk", "workload": "random", "heads": 8, "index_heads": 32, "t_q": 100,
+       "median_ms": 1.2345, "tflops": 0.148,
        "ceiling_share": 0.2184, "scratch_bytes": 1 << 20, "error": "out rmse 2.04e-03 / 4.0e-03"}
 TITLES = ("operation", "H", "median, ms", "GFLOP/s", "share of the peak", "scratch", "error",
-          "bound", "G")
-CELLS = ("top-k", "8", "1.23", "148", "21.8 %", "1.0 MiB", "2.0e-3", "4e-3", "4")
+          "bound", "H_index", "us a token", "G")
+CELLS = ("top-k", "8", "1.23", "148", "21.8 %", "1.0 MiB", "2.0e-3", "4e-3", "32",
+         "12.35", "4")
 
 
 def page(titles: tuple[str, ...], *lines: tuple[str, ...]) -> str:
@@ -27,7 +29,8 @@ class Figures(unittest.TestCase):
         self.assertEqual(self.faults(page(("median", "peer, ms"), ("1.2 ms", ""))), [])
 
     def test_every_wrong_cell_is_found(self) -> None:
-        wrong = ("forward", "16", "1.24", "149", "21.9 %", "1.1 MiB", "2.1e-3", "5e-3")
+        wrong = ("forward", "16", "1.24", "149", "21.9 %", "1.1 MiB", "2.1e-3", "5e-3",
+                 "64", "12.36")
         for position, cell in enumerate(wrong):
             line = (*CELLS[:position], cell, *CELLS[position + 1:])
             with self.subTest(cell):

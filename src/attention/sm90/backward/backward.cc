@@ -245,7 +245,7 @@ void add_unordered(const Call& call, KernelParams kernel, std::int64_t items,
       backward_few_heads::launch_backward_few_heads(kernel, head_dim, device, call.stream);
       backward_pass::launch_repair(kernel, head_dim, device, call.stream);
     } else {
-      backward_pass::launch_backward(kernel, head_dim, false, device, call.stream);
+      backward_pass::launch_backward(kernel, head_dim, /*ordered=*/false, device, call.stream);
     }
   }
 }
@@ -283,8 +283,8 @@ void add_ordered(const Call& call, KernelParams kernel, std::int64_t items, floa
   for (std::int64_t first = 0; first < items; first += chunk) {
     kernel.first_item = first;
     kernel.items = static_cast<int>(std::min(chunk, items - first));
-    backward_pass::launch_backward(kernel, static_cast<int>(p.head_dim), true, p.device.index,
-                                   call.stream);
+    backward_pass::launch_backward(kernel, static_cast<int>(p.head_dim), /*ordered=*/true,
+                                   p.device.index, call.stream);
     if (p.t_k > 0) {
       const auto add = p.head_dim == 576 ? core::cuda::launch_ordered_sum<576>
                                          : core::cuda::launch_ordered_sum<512>;

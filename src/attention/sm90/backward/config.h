@@ -45,7 +45,7 @@ struct Config {
   static constexpr bool kPaces = !kOrdered && !kRepair && !kGroups;
 
   // grad_kv chunks of every tile that warpgroups 0 and 1 make each; warpgroup 2 makes the rest.
-  // None lost 4 % at 8192 keys (and wins 20 % at 32768), three lost 3 %.
+  // Three lost 3 % at 8192 keys. None is as fast there and wins 1.5 % at 32768, but spills.
   static constexpr int kOwnChunks = 2;
 
   // The gathered key rows arrive by cp.async and are read by wgmma, which is another proxy. The

@@ -26,7 +26,8 @@
 // few heads does likewise and leaves the repair to this one.
 // A pre-pass for the exact D would cost every call S and dP again.
 //
-// Grid: one CTA per SM, items blockIdx.x, + gridDim.x, ...    Tile: 64 heads x 64 keys.
+// Grid: one CTA per SM, items blockIdx.x, + gridDim.x, ..., in step (core/cuda/pace.cuh) where the
+// accumulators outgrow second-level cache.    Tile: 64 heads x 64 keys.
 // Warpgroups                                                                        registers
 //   0  S, P; grad_q channels of the lower half; grad_kv chunks 0, 1                       208
 //   1  dP, dS; grad_q channels of the upper half; grad_kv chunks 2, 3                     208
@@ -986,7 +987,7 @@ __device__ __forceinline__ void run_loads(const KernelParams& p, SharedStorage<C
   uint32_t* const places = Config::kPaces ? p.places : nullptr;
   for (int index = blockIdx.x; index < item_count<Config>(p); index += p.ctas) {
     const Item item = next_item<Config>(p, index);
-    keep_pace(places, index, row < 4);
+    keep_pace(places, index, row < 4);  // the first warp tells
     if (item.extent == 0) continue;
     const int tiles = tiles_of(item);
     barrier_wait(&shared.key_area_free, item_parity);

@@ -14,14 +14,16 @@
 // at 16 bytes a cycle; all reads of keys from shared memory take 1152. So the adds must never
 // pause, and everything else has to stay out of their way.
 //
-// Grid: one CTA per SM, items blockIdx.x, + gridDim.x, ...    Tile: 64 keys x 8, 16 or 32 heads.
+// Grid: one CTA per SM, items blockIdx.x, + gridDim.x, ..., in step (core/cuda/pace.cuh) where the
+// accumulators outgrow second-level cache.    Tile: 64 keys x 8, 16 or 32 heads.
 // Warpgroups                                                                          registers
 //   0        producer: cp.async gather of the key tiles, q, grad_out                       32
 //   1, 2, 3  scorers, every third tile each: S, dP, P, dS; grad_kv, which leaves by adds   80
 //   4        grad_q of all tiles, sum P k of the rope channels; D, the end of an item     208
-// P^T and dS^T are accumulators of the first products and, packed, register operands of grad_kv. 64
-// channels of it are made at a time and leave as vector adds, so two scorers add while the third
-// scores. D of an item is made while the item before it is walked.
+// q and grad_out lie side by side, block by block, so that one product makes S^T and dP^T. P^T and
+// dS^T are its accumulators and, packed, register operands of grad_kv. 64 channels of it are made
+// at a time and leave as vector adds, so two scorers add while the third scores. D of an item is
+// made while the item before it is walked.
 //
 // Shared memory, bytes at D = 576 and 8 / 16 / 32 heads: q 2 x 9216 / 2 x 18432 / 36864, grad_out
 // 2 x 9216 / 2 x 16384 / 32768, two key tiles 147456, P and dS 1024 / 2048 / 4096 each, sums,
